@@ -1,0 +1,256 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The transfer library: agents, regions, peers and transfers.
+ *
+ * An agent is one end of transfers: it owns regions (memory and files registered for transfer), peers (other
+ * agents, each a name and a generation), and the transports that move bytes between them. A transfer moves a
+ * list of runs between regions of this agent and regions of one peer, or between two regions of this agent (a
+ * file and memory, say).
+ *
+ * Threads: every call may come from any thread unless it says otherwise. Callbacks run on the agent's worker
+ * threads, never under a lock; they may post transfers, and must not wait for one or close the agent.
+ */
+#ifndef HEFT_AGENT_H
+#define HEFT_AGENT_H
+
+#include <heft/error.h>
+#include <heft/space.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#define HEFT_GENERATION_BYTES 16
+#define HEFT_TOKEN_BYTES 32
+#define HEFT_NAME_MAX_BYTES 255
+
+struct heft_agent;
+struct heft_region;
+struct heft_peer;
+struct heft_xfer;
+
+/* One life of one agent: random, never reused. A restarted process has another one. All zero means "none". */
+struct heft_generation {
+    uint8_t bytes[HEFT_GENERATION_BYTES];
+};
+
+/* A shared secret that both ends of a connection prove to hold, without sending it. */
+struct heft_token {
+    uint8_t bytes[HEFT_TOKEN_BYTES];
+};
+
+/* ---- agents ---- */
+
+struct heft_agent_options {
+    size_t size;                       /* sizeof(struct heft_agent_options) */
+    const char *name;                  /* 1..255 bytes; default "heft-<pid>" */
+    struct heft_generation generation; /* default: random */
+    struct heft_token token;           /* what peers must prove to connect; default: random */
+    const char *listen;                /* comma-separated "host:port" (port 0: the system picks), "[::1]:0",
+                                          "unix" (an abstract socket of this host); NULL: accepts no peers */
+    const char *transports;            /* allow-list, "local,tcp,file"; NULL: all that this machine can do */
+    uint32_t workers;                  /* threads that move bytes; 0: one per core, at most 8 */
+    uint32_t heartbeat_ms;             /* liveness probe interval; 0: 250 */
+    uint32_t peer_timeout_ms;          /* silence after which a peer counts as frozen; 0: 10000 */
+    uint32_t max_peers;                /* accepted connections; 0: 4096 */
+    uint32_t max_pending;              /* connections still in the handshake; 0: 256 */
+    uint32_t handshake_timeout_ms;     /* 0: 5000 */
+    uint64_t max_host_bytes; /* staging memory of all transports together; 0: 256 MiB; at least 16 MiB */
+};
+#define HEFT_AGENT_OPTIONS_INIT                                                       \
+    {                                                                                 \
+        sizeof(struct heft_agent_options), 0, {{0}}, {{0}}, 0, 0, 0, 0, 0, 0, 0, 0, 0 \
+    }
+
+int heft_agent_open(const struct heft_agent_options *options, struct heft_agent **agent_out,
+                    struct heft_error *error);
+/* Refuses with BUSY while transfers are active. Closes peers, ends served connections, deregisters regions.
+ */
+int heft_agent_close(struct heft_agent *agent, struct heft_error *error);
+const char *heft_agent_name(const struct heft_agent *agent);
+struct heft_generation heft_agent_generation(const struct heft_agent *agent);
+struct heft_token heft_agent_token(const struct heft_agent *agent);
+/*
+ * The addresses under which peers reach this agent, comma-separated ("unix:@heft-…,tcp:127.0.0.1:41233"),
+ * best first. Writes at most size_bytes with the NUL; TOO_LARGE when it does not fit.
+ */
+int heft_agent_addresses(const struct heft_agent *agent, char *text_out, size_t size_bytes);
+
+/*
+ * Documents: named byte strings that every connected peer may read (a manifest, metadata). Setting one
+ * replaces it at once for later readers and raises its epoch; bytes are copied. data NULL removes it.
+ */
+int heft_agent_set_document(struct heft_agent *agent, const char *name, const void *data, uint64_t size_bytes,
+                            struct heft_error *error);
+
+struct heft_agent_stats {
+    size_t size;
+    uint64_t bytes_read, bytes_served; /* bytes_served counts what this agent's own threads sent */
+    uint64_t xfers_done, xfers_failed;
+    uint64_t peers_connected, peers_accepted, peers_lost, handshakes_refused;
+    uint64_t regions;
+};
+void heft_agent_get_stats(const struct heft_agent *agent, struct heft_agent_stats *stats_out);
+
+/* ---- regions ---- */
+
+enum heft_region_flags {
+    HEFT_REGION_REMOTE_READ = 1, /* peers may read it */
+    HEFT_REGION_REMOTE_WRITE = 2 /* peers may write it */
+};
+
+/*
+ * HOST: `memory` (shareable, the fast way), or `address` and `length_bytes` of any memory of the caller.
+ * FILE: `fd` (dup'ed) or `path`; length_bytes 0 means the file's size now.
+ * The caller keeps the memory valid until deregistration succeeded.
+ */
+struct heft_region_options {
+    size_t size;
+    enum heft_space space;
+    uint32_t flags; /* enum heft_region_flags */
+    struct heft_memory *memory;
+    void *address;
+    uint64_t length_bytes;
+    int fd; /* -1: none */
+    const char *path;
+};
+#define HEFT_REGION_OPTIONS_INIT                                               \
+    {                                                                          \
+        sizeof(struct heft_region_options), HEFT_SPACE_HOST, 0, 0, 0, 0, -1, 0 \
+    }
+
+int heft_region_register(struct heft_agent *agent, const struct heft_region_options *options,
+                         struct heft_region **region_out, struct heft_error *error);
+/* BUSY while a transfer uses it or a peer's read of it is being served; after success the memory is the
+ * caller's. */
+int heft_region_deregister(struct heft_region *region, struct heft_error *error);
+/* Unique in the agent's life, never reused: an old id names nothing and is answered STALE. */
+uint64_t heft_region_id(const struct heft_region *region);
+uint64_t heft_region_length_bytes(const struct heft_region *region);
+
+/* ---- peers ---- */
+
+struct heft_peer_options {
+    size_t size;
+    const char *addresses;             /* as heft_agent_addresses gives them; tried in order */
+    const char *name;                  /* expected; NULL: any */
+    struct heft_generation generation; /* expected; zero: any. Another one is refused with STALE */
+    struct heft_token token;
+    uint32_t connect_timeout_ms; /* 0: 5000 */
+    uint32_t streams;            /* data streams of the tcp transport; 0: chosen */
+};
+#define HEFT_PEER_OPTIONS_INIT                                     \
+    {                                                              \
+        sizeof(struct heft_peer_options), 0, 0, {{0}}, {{0}}, 0, 0 \
+    }
+
+/*
+ * Connects and proves the token both ways. Errors: UNAVAILABLE (nobody listens; says where), STALE (another
+ * generation lives there; both are named), DENIED (token), INCOMPATIBLE (versions, both printed), DEADLINE.
+ */
+int heft_peer_connect(struct heft_agent *agent, const struct heft_peer_options *options,
+                      struct heft_peer **peer_out, struct heft_error *error);
+/* BUSY while transfers to it are active. */
+int heft_peer_close(struct heft_peer *peer, struct heft_error *error);
+const char *heft_peer_name(const struct heft_peer *peer);
+struct heft_generation heft_peer_generation(const struct heft_peer *peer);
+/* 0 while connected; PEER_LOST, STALLED (frozen) or another code, with the reason, after that. */
+int heft_peer_status(const struct heft_peer *peer, struct heft_error *error);
+/* The whole document, or its first error: NOT_READY when the peer has none of that name; TOO_LARGE over
+ * limit_bytes. The buffer is freed with heft_free. */
+int heft_peer_read_document(struct heft_peer *peer, const char *name, uint64_t limit_bytes,
+                            uint32_t timeout_ms, void **data_out, uint64_t *size_bytes_out,
+                            struct heft_error *error);
+void heft_free(void *data);
+
+/* ---- transfers ---- */
+
+enum heft_op {
+    HEFT_OP_READ = 1, /* remote to local */
+    HEFT_OP_WRITE = 2 /* local to remote */
+};
+
+/*
+ * `count` pieces of `length_bytes`; piece i lies at offset + i * stride on each side. count 1 for a plain
+ * range; lengths and counts of 0 are legal. `remote_region` is an id of the peer's region, or of this agent's
+ * own region when the transfer has no peer.
+ */
+struct heft_run {
+    struct heft_region *local_region;
+    uint64_t local_offset_bytes;
+    uint64_t remote_region;
+    uint64_t remote_offset_bytes;
+    uint64_t length_bytes;
+    uint64_t count;
+    uint64_t local_stride_bytes;
+    uint64_t remote_stride_bytes;
+};
+
+/* One finished transfer, as its callback and heft_xfer_get_result see it. */
+struct heft_xfer_result {
+    size_t size;
+    int status; /* 0, HEFT_ERR_*; AGAIN while active */
+    uint64_t bytes;
+    uint64_t start_ns, end_ns; /* monotonic clock */
+    const char *transport;     /* "local": static text; "" before the route was chosen */
+    int64_t failed_run;        /* index, or -1 */
+    struct heft_error error;
+};
+
+typedef void (*heft_xfer_done_fn)(struct heft_xfer *xfer, const struct heft_xfer_result *result,
+                                  void *context);
+
+enum heft_xfer_flags {
+    HEFT_XFER_INLINE = 1 /* the posting thread may move the bytes itself before post returns */
+};
+
+struct heft_xfer_options {
+    size_t size;
+    uint64_t deadline_ms;      /* total; 0: 10 minutes */
+    uint64_t stall_ms;         /* without a byte of progress; 0: 30 s */
+    const char *require;       /* a transport's name; another route is an error (REQUIRED), not a fall-back */
+    uint32_t flags;            /* enum heft_xfer_flags */
+    heft_xfer_done_fn on_done; /* called once for each post, after the terminal state is set; NULL: none */
+    void *context;
+};
+#define HEFT_XFER_OPTIONS_INIT                             \
+    {                                                      \
+        sizeof(struct heft_xfer_options), 0, 0, 0, 0, 0, 0 \
+    }
+
+/*
+ * Prepares a transfer: checks every run against the regions, chooses the route, allocates. peer NULL: both
+ * sides are this agent's regions. The runs are copied. The transfer is idle until posted. Errors: RANGE (with
+ * the run), STALE, REQUIRED, UNSUPPORTED (no transport serves the pair; lists each with its reason),
+ * PEER_LOST.
+ */
+int heft_xfer_create(struct heft_agent *agent, enum heft_op op, struct heft_peer *peer,
+                     const struct heft_run *runs, size_t run_count, const struct heft_xfer_options *options,
+                     struct heft_xfer **xfer_out, struct heft_error *error);
+/* Replaces the runs of an idle transfer, reusing its memory. */
+int heft_xfer_set_runs(struct heft_xfer *xfer, const struct heft_run *runs, size_t run_count,
+                       struct heft_error *error);
+/* Starts it; again after each terminal state. STATE while active. Allocates nothing, looks up no names. */
+int heft_xfer_post(struct heft_xfer *xfer, struct heft_error *error);
+/* 0 done, AGAIN in progress, else the transfer's error. */
+int heft_xfer_poll(struct heft_xfer *xfer);
+/* Blocks until terminal or timeout_ms passed (AGAIN). Returns as poll does. */
+int heft_xfer_wait(struct heft_xfer *xfer, uint64_t timeout_ms);
+/* Asks for the end. The transfer ends CANCELED, or as it would have, once nothing touches its memory any
+ * more. */
+int heft_xfer_cancel(struct heft_xfer *xfer);
+/* BUSY while active. NULL is allowed. */
+int heft_xfer_release(struct heft_xfer *xfer);
+void heft_xfer_get_result(const struct heft_xfer *xfer, struct heft_xfer_result *result_out);
+
+/*
+ * Which route a transfer between these spaces takes and why, one candidate a line with score and reason, best
+ * first. peer NULL: inside this agent. Cuts at size_bytes.
+ */
+int heft_agent_explain(struct heft_agent *agent, struct heft_peer *peer, enum heft_space local,
+                       enum heft_space remote, char *text_out, size_t size_bytes);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,106 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Loading: from every place that holds the bytes into memory, verified.
+ *
+ * A load resolves the model, finds sources (files of this machine, replicas that a directory lists, replicas
+ * named by the caller), plans, moves from all of them at once, checks every digest block on arrival, and only
+ * then hands out a model. A failure before that leaves nothing behind.
+ */
+#ifndef HEFT_LOAD_H
+#define HEFT_LOAD_H
+
+#include <heft/agent.h>
+#include <heft/model.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+struct heft_load;
+struct heft_directory; /* replica.h */
+
+enum heft_load_split { HEFT_LOAD_SPLIT_ROW = 1, HEFT_LOAD_SPLIT_COLUMN = 2 };
+
+/* Loads into memory of the caller: `tensor`'s box (rank numbers, or NULL: whole) at `address`, row-major. */
+struct heft_load_target {
+    const char *tensor;
+    const uint64_t *box_start;
+    const uint64_t *box_size;
+    void *address;
+    uint64_t size_bytes; /* must equal the box's */
+};
+
+/* A replica named by the caller, for use without a directory. */
+struct heft_load_peer {
+    const char *addresses;
+    const char *name;
+    struct heft_generation generation;
+    struct heft_token token;
+};
+
+enum heft_load_flags {
+    HEFT_LOAD_NO_VERIFY = 1,   /* block digests are neither made nor checked */
+    HEFT_LOAD_NO_PREFAULT = 2, /* do not touch the destination's pages ahead */
+    HEFT_LOAD_EXPLAIN = 4      /* plan only: move nothing; the report tells what would be done */
+};
+
+struct heft_load_options {
+    size_t size;
+    const char *model; /* as heft_manifest_open; may name a model that only replicas hold */
+    struct heft_model_options model_options;
+    const char *source;                     /* "auto" (default), or kinds joined by '+': "peer", "file" */
+    const char *require;                    /* a transport that every byte must take */
+    uint32_t rank, ranks;                   /* ranks 0 or 1: the whole model */
+    enum heft_load_split split;             /* 0: row */
+    const struct heft_load_target *targets; /* NULL: heft allocates */
+    uint64_t target_count;
+    struct heft_agent *agent;         /* NULL: the load makes one of its own */
+    struct heft_directory *directory; /* NULL: none */
+    const struct heft_load_peer *peers;
+    uint32_t peer_count;
+    const char *self;        /* a replica name never chosen as source (its own, after a restart) */
+    uint64_t max_host_bytes; /* staging memory; 0: 256 MiB; at least 16 MiB */
+    uint64_t deadline_ms;    /* 0: 10 minutes */
+    uint64_t stall_ms;       /* a source without progress for this long loses its chunks; 0: 10 s */
+    uint64_t chunk_bytes;    /* 0: 1 MiB */
+    uint32_t flags;          /* enum heft_load_flags */
+};
+#define HEFT_LOAD_OPTIONS_INIT                                                                             \
+    {                                                                                                      \
+        sizeof(struct heft_load_options), 0, HEFT_MODEL_OPTIONS_INIT, 0, 0, 0, 0, (enum heft_load_split)0, \
+            0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0                                                             \
+    }
+
+struct heft_load_progress {
+    size_t size;
+    const char *stage; /* "init", "plan", "move", "verify", "publish", "done": static text */
+    uint64_t bytes_done, bytes_total;
+    uint64_t elapsed_ns;
+    uint32_t sources_active, sources_lost;
+};
+
+/* Begins in the background. The options are copied; targets, agent and directory stay the caller's. */
+int heft_load_start(const struct heft_load_options *options, struct heft_load **load_out,
+                    struct heft_error *error);
+void heft_load_get_progress(struct heft_load *load, struct heft_load_progress *progress_out);
+/*
+ * Waits up to timeout_ms: 0 when done, AGAIN while running, else the load's error, which lists every source
+ * tried with its own reason.
+ */
+int heft_load_wait(struct heft_load *load, uint64_t timeout_ms, struct heft_error *error);
+void heft_load_cancel(struct heft_load *load);
+/* The loaded model, once; later calls give NULL. The model outlives the load. */
+struct heft_model *heft_load_take_model(struct heft_load *load);
+/* The report as JSON (docs/report.md), at any time; freed with heft_free. */
+char *heft_load_report(struct heft_load *load);
+/* Cancels and waits for the end when still running. */
+void heft_load_free(struct heft_load *load);
+
+/* Start, wait, take: for programs that need nothing between. */
+int heft_load_model(const struct heft_load_options *options, struct heft_model **model_out,
+                    struct heft_error *error);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,59 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Spaces: kinds of places for bytes, and memory that heft allocates so that processes of one host can share
+ * it.
+ */
+#ifndef HEFT_SPACE_H
+#define HEFT_SPACE_H
+
+#include <heft/error.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* A kind of place for bytes. The numbers are part of the wire format: never renumber. */
+enum heft_space {
+    HEFT_SPACE_NONE = 0,
+    HEFT_SPACE_HOST = 1,   /* bytes at an address of a process */
+    HEFT_SPACE_CUDA = 2,   /* bytes at a device pointer */
+    HEFT_SPACE_FILE = 3,   /* bytes of an open file */
+    HEFT_SPACE_OBJECT = 4, /* bytes of an object in a store */
+    HEFT_SPACE_COUNT = 5
+};
+
+/* "host", "cuda", "file", "object"; "none" for anything else. */
+const char *heft_space_name(enum heft_space space);
+
+/*
+ * Host memory that other processes of this host can map without a copy: a file without a name, in huge pages
+ * where the system allows it. Zeroed. Freed by heft_memory_free, which must not happen before every region
+ * registered on it is deregistered.
+ */
+struct heft_memory;
+
+enum heft_memory_flags {
+    HEFT_MEMORY_PREFAULT = 1 /* touch every page now, with as many threads as pay */
+};
+
+struct heft_memory_info {
+    void *address;         /* aligned to page_bytes */
+    uint64_t length_bytes; /* as asked for */
+    uint64_t page_bytes;   /* 4096, or the huge page size the kernel was asked for */
+    int fd;                /* descriptor that maps the same bytes at offset 0; owned by the memory */
+    const char *kind;      /* "huge tmpfs", "memfd": static text */
+};
+
+/* length_bytes 0 is legal (address may be NULL). Errors: NO_MEMORY (with the limit named), NO_FDS, SYSTEM. */
+int heft_memory_alloc(uint64_t length_bytes, uint32_t flags, struct heft_memory **memory_out,
+                      struct heft_error *error);
+void heft_memory_free(struct heft_memory *memory);
+void heft_memory_get_info(const struct heft_memory *memory, struct heft_memory_info *info_out);
+/* Touches the pages of [offset, offset+length) ahead of use; safe to call from several threads at once. */
+int heft_memory_prefault(struct heft_memory *memory, uint64_t offset_bytes, uint64_t length_bytes,
+                         struct heft_error *error);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,11 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Log lines go to the sink the program set (heft_set_log_sink), or nowhere: the library never prints. */
+#ifndef HEFT_BASE_LOG_H
+#define HEFT_BASE_LOG_H
+
+#include <heft/heft.h>
+
+void heft_log(enum heft_log_level level, const char *format, ...) __attribute__((format(printf, 2, 3)));
+int heft_log_enabled(enum heft_log_level level);
+
+#endif

@@ -19,6 +19,7 @@
 #ifdef __cplusplus
 extern "C" {
 #endif
+#pragma GCC visibility push(default)
 
 #define HEFT_GENERATION_BYTES 16
 #define HEFT_TOKEN_BYTES 32
@@ -250,6 +251,7 @@ void heft_xfer_get_result(const struct heft_xfer *xfer, struct heft_xfer_result 
 int heft_agent_explain(struct heft_agent *agent, struct heft_peer *peer, enum heft_space local,
                        enum heft_space remote, char *text_out, size_t size_bytes);
 
+#pragma GCC visibility pop
 #ifdef __cplusplus
 }
 #endif

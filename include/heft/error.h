@@ -14,6 +14,7 @@
 #ifdef __cplusplus
 extern "C" {
 #endif
+#pragma GCC visibility push(default)
 
 /* X(name, value, text). A value is never reused; the class is value / 100. */
 #define HEFT_ERROR_LIST(X)                                                                                \
@@ -130,6 +131,7 @@ enum heft_error_class heft_error_class(int code);
 /* True for the codes 350 to 399: the model's files themselves are broken. */
 int heft_error_is_model(int code);
 
+#pragma GCC visibility pop
 #ifdef __cplusplus
 }
 #endif

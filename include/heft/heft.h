@@ -17,6 +17,7 @@
 #ifdef __cplusplus
 extern "C" {
 #endif
+#pragma GCC visibility push(default)
 
 #define HEFT_VERSION_MAJOR 0
 #define HEFT_VERSION_MINOR 1
@@ -35,6 +36,7 @@ enum heft_log_level { HEFT_LOG_ERROR = 1, HEFT_LOG_WARN = 2, HEFT_LOG_INFO = 3, 
 typedef void (*heft_log_fn)(enum heft_log_level level, const char *line, void *context);
 void heft_set_log_sink(heft_log_fn sink, void *context, enum heft_log_level max_level);
 
+#pragma GCC visibility pop
 #ifdef __cplusplus
 }
 #endif

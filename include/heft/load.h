@@ -15,6 +15,7 @@
 #ifdef __cplusplus
 extern "C" {
 #endif
+#pragma GCC visibility push(default)
 
 struct heft_load;
 struct heft_directory; /* replica.h */
@@ -100,6 +101,7 @@ void heft_load_free(struct heft_load *load);
 int heft_load_model(const struct heft_load_options *options, struct heft_model **model_out,
                     struct heft_error *error);
 
+#pragma GCC visibility pop
 #ifdef __cplusplus
 }
 #endif

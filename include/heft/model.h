@@ -14,6 +14,7 @@
 #ifdef __cplusplus
 extern "C" {
 #endif
+#pragma GCC visibility push(default)
 
 struct heft_manifest; /* tensor names -> dtype, shape, box, place, digests */
 struct heft_model;    /* a loaded model: its manifest and the memory that holds it */
@@ -97,6 +98,7 @@ void heft_model_tensor(const struct heft_model *model, uint64_t index, struct he
 /* BUSY while a replica serves it. */
 int heft_model_free(struct heft_model *model, struct heft_error *error);
 
+#pragma GCC visibility pop
 #ifdef __cplusplus
 }
 #endif

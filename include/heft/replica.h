@@ -12,6 +12,7 @@
 #ifdef __cplusplus
 extern "C" {
 #endif
+#pragma GCC visibility push(default)
 
 struct heft_replica;
 struct heft_directory;
@@ -90,6 +91,7 @@ void heft_replica_get_status(struct heft_replica *replica, struct heft_replica_s
 struct heft_agent *heft_replica_agent(struct heft_replica *replica);
 const char *heft_replica_name(const struct heft_replica *replica);
 
+#pragma GCC visibility pop
 #ifdef __cplusplus
 }
 #endif

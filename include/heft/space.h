@@ -11,6 +11,7 @@
 #ifdef __cplusplus
 extern "C" {
 #endif
+#pragma GCC visibility push(default)
 
 /* A kind of place for bytes. The numbers are part of the wire format: never renumber. */
 enum heft_space {
@@ -53,6 +54,7 @@ void heft_memory_get_info(const struct heft_memory *memory, struct heft_memory_i
 int heft_memory_prefault(struct heft_memory *memory, uint64_t offset_bytes, uint64_t length_bytes,
                          struct heft_error *error);
 
+#pragma GCC visibility pop
 #ifdef __cplusplus
 }
 #endif

@@ -21,6 +21,7 @@
 #ifdef __cplusplus
 extern "C" {
 #endif
+#pragma GCC visibility push(default)
 
 #define HEFT_TRANSPORT_ABI 1u
 #define HEFT_TRANSPORT_MAX 16 /* transports in one agent */
@@ -148,6 +149,7 @@ extern const struct heft_transport_ops heft_transport_local;
 extern const struct heft_transport_ops heft_transport_tcp;
 extern const struct heft_transport_ops heft_transport_file;
 
+#pragma GCC visibility pop
 #ifdef __cplusplus
 }
 #endif

@@ -16,8 +16,12 @@
 #define HEFT_MANIFEST_VERSION 1u
 #define HEFT_MANIFEST_MAX_TENSORS 4000000u
 #define HEFT_MANIFEST_MAX_BYTES ((uint64_t)1 << 30)
-#define HEFT_TENSOR_MAX_RANK 65536u * 2u
+#define HEFT_MANIFEST_MAX_FILES 1000000u
+#define HEFT_MANIFEST_MAX_DTYPES 65536u
+#define HEFT_TENSOR_MAX_RANK (65536u * 2u)
+#define HEFT_DTYPE_MAX_BYTES 4096u
 #define HEFT_IDENTITY_MAX_PAIRS 64u
+#define HEFT_IDENTITY_MAX_BYTES 4096u /* of one string */
 
 /* A free key and value of an identity; two manifests are the same bytes only if all pairs are equal. */
 struct heft_identity_pair {

@@ -94,6 +94,8 @@ void heft_load_cancel(struct heft_load *load);
 struct heft_model *heft_load_take_model(struct heft_load *load);
 /* The report as JSON (docs/report.md), at any time; freed with heft_free. */
 char *heft_load_report(struct heft_load *load);
+/* Enters the time that publishing the loaded model took into the report (stage "publish"). */
+void heft_load_note_publish(struct heft_load *load, uint64_t took_ns);
 /* Cancels and waits for the end when still running. */
 void heft_load_free(struct heft_load *load);
 

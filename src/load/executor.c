@@ -1,0 +1,772 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * One lock guards who has which chunk; bytes and digests are handled outside it. A chunk is asked of one
+ * source at a time, so that no two writers ever meet in the destination: a slow transfer is cancelled, and
+ * drained, before its chunk goes to another source.
+ */
+#include "load/executor.h"
+#include "base/clock.h"
+#include "base/digest.h"
+#include "base/error.h"
+#include "base/log.h"
+
+#include <inttypes.h>
+#include <pthread.h>
+#include <sched.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define NO_CHUNK UINT64_MAX
+#define FIRST_RUNS 64u
+#define TICK_NS (20 * HEFT_NS_PER_MS)
+#define STEAL_AFTER_NS (250 * HEFT_NS_PER_MS) /* a last chunk younger than this is left where it is */
+#define STEAL_FACTOR 4u                       /* ... and than so many of the thief's own chunk times */
+#define MAX_REPAIRS 3u /* broken streams of a peer that lives, before it counts as lost */
+
+enum chunk_state { CHUNK_PENDING, CHUNK_FLYING, CHUNK_DONE };
+enum slot_state { SLOT_UNMADE, SLOT_IDLE, SLOT_FLYING, SLOT_BROKEN };
+
+struct slot {
+    struct heft_executor *executor;
+    uint32_t source;
+    enum slot_state state;
+    int stealing; /* cancelled so that another source gets its chunk */
+    uint64_t chunk;
+    uint64_t posted_ns;
+    struct heft_xfer *xfer;
+    struct heft_run *runs;
+    struct heft_plan_run *plan_runs;
+    size_t run_capacity;
+    struct slot *next_post; /* in the posting thread's queue */
+};
+
+struct lane { /* a source and its slots */
+    struct heft_source *source;
+    struct slot *slots;
+    uint64_t cursor;   /* chunks below it are not pending, or came back and are in `returned` */
+    uint64_t chunk_ns; /* mean time of one chunk, smoothed */
+    uint32_t repairs;
+};
+
+struct returned { /* a chunk that a source gave back */
+    uint64_t chunk;
+    uint32_t from;
+};
+
+struct heft_executor {
+    struct heft_executor_options options;
+    struct lane *lanes;
+    uint32_t lane_count;
+    uint8_t *states; /* enum chunk_state */
+    struct returned *returned;
+    uint64_t returned_count;
+    uint64_t left; /* chunks not done */
+    uint32_t active;
+    uint32_t callbacks;                   /* on_done calls that may still touch the executor */
+    uint64_t bytes_done, blocks_verified; /* atomic */
+    int stopping;
+    struct heft_error error;
+    pthread_mutex_t lock;
+    pthread_cond_t changed;
+};
+
+static void on_done(struct heft_xfer *xfer, const struct heft_xfer_result *result, void *context);
+
+/* ---- choosing: all under the lock ---- */
+
+static int covers(const struct heft_executor *executor, uint32_t source, uint64_t chunk)
+{
+    return (int)(executor->options.plan->chunks[chunk].sources >> source & 1);
+}
+
+static int is_live(const struct lane *lane)
+{
+    return lane->source->state == HEFT_SOURCE_READY || lane->source->state == HEFT_SOURCE_USED;
+}
+
+static int others_cover(const struct heft_executor *executor, uint32_t but, uint64_t chunk)
+{
+    uint32_t index;
+
+    for (index = 0; index < executor->lane_count; index++)
+        if (index != but && is_live(&executor->lanes[index]) && covers(executor, index, chunk))
+            return 1;
+    return 0;
+}
+
+static uint64_t take_chunk(struct heft_executor *executor, uint32_t source)
+{
+    struct lane *lane = &executor->lanes[source];
+    uint64_t chunk, index;
+
+    if (executor->stopping || !is_live(lane))
+        return NO_CHUNK;
+    for (index = 0; index < executor->returned_count; index++) {
+        struct returned *entry = &executor->returned[index];
+
+        chunk = entry->chunk;
+        if (!covers(executor, source, chunk) ||
+            (entry->from == source && others_cover(executor, source, chunk)))
+            continue;
+        *entry = executor->returned[--executor->returned_count];
+        executor->states[chunk] = CHUNK_FLYING;
+        return chunk;
+    }
+    for (; lane->cursor < executor->options.plan->chunk_count; lane->cursor++) {
+        chunk = lane->cursor;
+        if (executor->states[chunk] == CHUNK_PENDING && covers(executor, source, chunk)) {
+            executor->states[chunk] = CHUNK_FLYING;
+            lane->cursor++;
+            return chunk;
+        }
+    }
+    return NO_CHUNK;
+}
+
+static void give_back(struct heft_executor *executor, struct slot *slot)
+{
+    /* Not PENDING: cursors have passed it, and `returned` alone may hand it out. */
+    executor->states[slot->chunk] = CHUNK_FLYING;
+    executor->returned[executor->returned_count++] = (struct returned){slot->chunk, slot->source};
+    slot->chunk = NO_CHUNK;
+}
+
+static void lose_source(struct heft_executor *executor, uint32_t index, int code, const char *text)
+{
+    struct heft_source *source = executor->lanes[index].source;
+
+    if (source->state == HEFT_SOURCE_LOST)
+        return;
+    source->state = HEFT_SOURCE_LOST;
+    heft_error_set(&source->reason, code, "%s", text && text[0] ? text : heft_error_text(code));
+    heft_log(HEFT_LOG_WARN, "source %s lost: %s: %s", source->name, heft_error_name(code),
+             source->reason.text);
+}
+
+/* Ends the load when nothing flies, nothing is being repaired, and no live source can take what is left. */
+static void check_hopeless(struct heft_executor *executor)
+{
+    char reasons[HEFT_ERROR_TEXT_BYTES] = "";
+    size_t used = 0;
+    uint32_t index, slot;
+
+    if (executor->stopping || executor->left == 0 || executor->active > 0)
+        return;
+    for (index = 0; index < executor->lane_count; index++) {
+        struct lane *lane = &executor->lanes[index];
+
+        if (!is_live(lane))
+            continue;
+        for (slot = 0; slot < lane->source->credits; slot++)
+            if (lane->slots[slot].state == SLOT_BROKEN)
+                return;
+        if (lane->cursor < executor->options.plan->chunk_count)
+            return; /* it has not looked at all chunks yet */
+        for (slot = 0; slot < executor->returned_count; slot++)
+            if (covers(executor, index, executor->returned[slot].chunk))
+                return;
+    }
+    for (index = 0; index < executor->lane_count && used < sizeof(reasons) - 1; index++) {
+        const struct heft_source *source = executor->lanes[index].source;
+        int size =
+            snprintf(reasons + used, sizeof(reasons) - used, "%s%s: %s", index ? "; " : "", source->name,
+                     source->reason.text[0] ? source->reason.text : "does not hold the rest");
+
+        used += size > 0 ? (size_t)size : 0;
+    }
+    executor->stopping = 1;
+    heft_error_set(&executor->error, HEFT_ERR_SOURCE_LOST,
+                   "no source is left for %" PRIu64 " of %" PRIu64 " chunks: %s", executor->left,
+                   executor->options.plan->chunk_count, reasons);
+}
+
+/* ---- asking ---- */
+
+static int fill_runs(struct slot *slot, size_t *count_out)
+{
+    struct heft_executor *executor = slot->executor;
+    const struct heft_source *source = executor->lanes[slot->source].source;
+    size_t count, index;
+
+    for (;;) {
+        count = heft_plan_runs(executor->options.plan, slot->chunk, slot->source, slot->plan_runs,
+                               slot->run_capacity);
+        if (count <= slot->run_capacity)
+            break;
+        free(slot->runs);
+        free(slot->plan_runs);
+        slot->runs = calloc(count, sizeof(*slot->runs));
+        slot->plan_runs = calloc(count, sizeof(*slot->plan_runs));
+        slot->run_capacity = slot->runs && slot->plan_runs ? count : 0;
+        if (slot->run_capacity == 0)
+            return HEFT_ERR_NO_MEMORY;
+    }
+    for (index = 0; index < count; index++) {
+        const struct heft_plan_run *run = &slot->plan_runs[index];
+
+        slot->runs[index] = (struct heft_run){
+            .local_region = executor->options.destinations[run->dst_index],
+            .local_offset_bytes = run->dst_offset_bytes,
+            .remote_region = source->regions[run->source_file],
+            .remote_offset_bytes = run->source_offset_bytes,
+            .length_bytes = run->length_bytes,
+            .count = run->count,
+            .local_stride_bytes = run->dst_stride_bytes,
+            .remote_stride_bytes = run->source_stride_bytes,
+        };
+    }
+    *count_out = count;
+    return HEFT_OK;
+}
+
+/* A slot failed before its transfer began: the same consequences as a failed transfer. */
+static void slot_failed(struct slot *slot, int code, const char *text)
+{
+    struct heft_executor *executor = slot->executor;
+
+    (void)pthread_mutex_lock(&executor->lock);
+    if (slot->chunk != NO_CHUNK)
+        give_back(executor, slot);
+    if (slot->state == SLOT_FLYING)
+        executor->active--;
+    slot->state = slot->xfer ? SLOT_IDLE : SLOT_UNMADE;
+    lose_source(executor, slot->source, code, text);
+    check_hopeless(executor);
+    (void)pthread_cond_broadcast(&executor->changed);
+    (void)pthread_mutex_unlock(&executor->lock);
+}
+
+/*
+ * Posts the slot's chunk. A transport may finish a transfer inside post, and its callback posts the next: the
+ * queue of the outermost call keeps that from becoming recursion.
+ */
+static void slot_post(struct slot *slot)
+{
+    static __thread struct slot *queue, **queue_end;
+    static __thread int running;
+    struct heft_error error = HEFT_ERROR_INIT;
+
+    if (!running) {
+        queue = NULL;
+        queue_end = &queue;
+    }
+    slot->next_post = NULL;
+    *queue_end = slot;
+    queue_end = &slot->next_post;
+    if (running)
+        return;
+    running = 1;
+    while ((slot = queue) != NULL) {
+        size_t count = 0;
+        int rc;
+
+        /* Out of the queue first: once posted, another thread may finish it and queue it again. */
+        queue = slot->next_post;
+        if (!queue)
+            queue_end = &queue;
+        rc = fill_runs(slot, &count);
+        if (rc)
+            heft_error_set(&error, rc, "preparing a chunk's runs");
+        else
+            rc = heft_xfer_set_runs(slot->xfer, slot->runs, count, &error);
+        slot->posted_ns = heft_now_ns();
+        if (!rc)
+            rc = heft_xfer_post(slot->xfer, &error);
+        if (rc)
+            slot_failed(slot, rc, error.text);
+    }
+    running = 0;
+}
+
+/* Gives idle slots what came back. At most so many at a time: each callback kicks again. */
+static void kick(struct heft_executor *executor)
+{
+    struct slot *found[64];
+    uint32_t count, index, slot;
+
+    do {
+        count = 0;
+        (void)pthread_mutex_lock(&executor->lock);
+        for (index = 0; index < executor->lane_count; index++) {
+            struct lane *lane = &executor->lanes[index];
+
+            for (slot = 0; slot < lane->source->credits && count < 64; slot++) {
+                struct slot *candidate = &lane->slots[slot];
+
+                if (candidate->state != SLOT_IDLE)
+                    continue;
+                candidate->chunk = take_chunk(executor, index);
+                if (candidate->chunk == NO_CHUNK)
+                    break;
+                candidate->state = SLOT_FLYING;
+                executor->active++;
+                found[count++] = candidate;
+            }
+        }
+        check_hopeless(executor);
+        (void)pthread_cond_broadcast(&executor->changed);
+        (void)pthread_mutex_unlock(&executor->lock);
+        for (index = 0; index < count; index++)
+            slot_post(found[index]);
+    } while (count == 64);
+}
+
+/* ---- arrival ---- */
+
+/* Digests of the blocks that a chunk completes. 0, or DIGEST with the place. */
+static int verify_chunk(struct heft_executor *executor, uint64_t chunk_index, struct heft_error *error)
+{
+    const struct heft_executor_options *o = &executor->options;
+    const struct heft_chunk *chunk = &o->plan->chunks[chunk_index];
+    uint64_t piece, verified = 0;
+
+    for (piece = chunk->first_piece; piece < chunk->first_piece + chunk->piece_count; piece++) {
+        struct heft_piece_blocks blocks;
+        uint64_t index, expected_first, computed_first, left;
+        const uint8_t *at;
+
+        heft_plan_piece_blocks(o->plan, piece, &blocks);
+        if (blocks.count == 0)
+            continue;
+        expected_first = o->expected ? o->expected_first[blocks.layout_tensor] : UINT64_MAX;
+        computed_first = o->computed ? o->computed_first[blocks.layout_tensor] : UINT64_MAX;
+        if (expected_first == UINT64_MAX && computed_first == UINT64_MAX)
+            continue;
+        at = o->addresses[blocks.dst_index] + blocks.dst_offset_bytes;
+        left = blocks.size_bytes;
+        for (index = blocks.first; index < blocks.first + blocks.count; index++) {
+            uint64_t size = left < HEFT_BLOCK_BYTES ? left : HEFT_BLOCK_BYTES;
+            uint64_t digest = heft_hash64(at, (size_t)size, 0);
+
+            if (expected_first != UINT64_MAX) {
+                if (digest != o->expected[expected_first + index]) {
+                    const struct heft_layout *layout = o->plan->layout;
+                    uint64_t tensor = layout->tensors[blocks.layout_tensor].tensor;
+
+                    return heft_error_set(error, HEFT_ERR_DIGEST,
+                                          "tensor %s, block %" PRIu64 ": digest %016" PRIx64
+                                          ", expected %016" PRIx64,
+                                          layout->reference->tensors[tensor].name, index, digest,
+                                          o->expected[expected_first + index]);
+                }
+                verified++;
+            }
+            if (computed_first != UINT64_MAX)
+                o->computed[computed_first + index] = digest;
+            at += size;
+            left -= size;
+        }
+    }
+    (void)__atomic_add_fetch(&executor->blocks_verified, verified, __ATOMIC_RELAXED);
+    return HEFT_OK;
+}
+
+static void count_arrival(struct lane *lane, const struct heft_xfer_result *result, uint64_t now)
+{
+    struct heft_source *source = lane->source;
+    uint64_t took = result->end_ns > result->start_ns ? result->end_ns - result->start_ns : 1;
+    int index;
+
+    source->state = HEFT_SOURCE_USED;
+    source->chunks++;
+    source->bytes += result->bytes;
+    source->last_ns = now;
+    lane->chunk_ns = lane->chunk_ns ? (lane->chunk_ns * 7 + took) / 8 : took;
+    for (index = 0; index < HEFT_SOURCE_MAX_ROUTES; index++) {
+        struct heft_source_route *route = &source->routes[index];
+
+        if (route->transport && strcmp(route->transport, result->transport) != 0)
+            continue;
+        route->transport = result->transport;
+        route->bytes += result->bytes;
+        break;
+    }
+}
+
+/* A transfer failed: which source is to blame, and does it go on? Under the lock. */
+static void blame(struct heft_executor *executor, struct slot *slot, int status, const char *text)
+{
+    struct lane *lane = &executor->lanes[slot->source];
+
+    lane->source->retries++;
+    if (slot->stealing && status == HEFT_ERR_CANCELED) {
+        slot->state = SLOT_IDLE;
+        return;
+    }
+    if (executor->stopping) {
+        slot->state = SLOT_IDLE;
+        return;
+    }
+    if (lane->source->peer && status == HEFT_ERR_PEER_LOST &&
+        heft_peer_status(lane->source->peer, NULL) == HEFT_OK &&
+        lane->repairs < MAX_REPAIRS * lane->source->credits) {
+        lane->repairs++;
+        slot->state = SLOT_BROKEN; /* the waiting thread makes its transfer anew: that may block */
+        return;
+    }
+    slot->state = SLOT_IDLE;
+    lose_source(executor, slot->source, status, text);
+}
+
+static void on_done(struct heft_xfer *xfer, const struct heft_xfer_result *result, void *context)
+{
+    struct slot *slot = context;
+    struct heft_executor *executor = slot->executor;
+    struct lane *lane = &executor->lanes[slot->source];
+    struct heft_error error = result->error;
+    int status = result->status, go_on = 0, returned = 0;
+    uint64_t now;
+
+    (void)xfer;
+    (void)__atomic_add_fetch(&executor->callbacks, 1, __ATOMIC_SEQ_CST);
+    if (status == HEFT_OK && executor->options.verify)
+        status = verify_chunk(executor, slot->chunk, &error);
+    now = heft_now_ns();
+
+    (void)pthread_mutex_lock(&executor->lock);
+    executor->active--;
+    if (status == HEFT_OK) {
+        count_arrival(lane, result, now);
+        executor->states[slot->chunk] = CHUNK_DONE;
+        executor->left--;
+        (void)__atomic_add_fetch(&executor->bytes_done,
+                                 executor->options.plan->chunks[slot->chunk].size_bytes, __ATOMIC_RELAXED);
+        slot->chunk = NO_CHUNK;
+        slot->state = SLOT_IDLE;
+    } else {
+        if (status == HEFT_ERR_DIGEST)
+            lane->source->digest_errors++;
+        give_back(executor, slot);
+        blame(executor, slot, status, error.text);
+        returned = 1;
+    }
+    slot->stealing = 0;
+    if (slot->state == SLOT_IDLE) {
+        slot->chunk = take_chunk(executor, slot->source);
+        if (slot->chunk != NO_CHUNK) {
+            slot->state = SLOT_FLYING;
+            executor->active++;
+            go_on = 1;
+        }
+    }
+    if (returned)
+        check_hopeless(executor);
+    if (executor->active == 0 || returned || executor->left == 0)
+        (void)pthread_cond_broadcast(&executor->changed);
+    (void)pthread_mutex_unlock(&executor->lock);
+
+    if (go_on)
+        slot_post(slot);
+    if (returned)
+        kick(executor);
+    (void)pthread_mutex_lock(&executor->lock);
+    if (__atomic_sub_fetch(&executor->callbacks, 1, __ATOMIC_SEQ_CST) == 0)
+        (void)pthread_cond_broadcast(&executor->changed);
+    (void)pthread_mutex_unlock(&executor->lock);
+}
+
+/* ---- the waiting thread's work ---- */
+
+/* Makes the slot's transfer for a chunk that its source covers; may connect, so never on a worker. */
+static int make_xfer(struct slot *slot, uint64_t chunk, struct heft_error *error)
+{
+    struct heft_executor *executor = slot->executor;
+    struct heft_xfer_options options = HEFT_XFER_OPTIONS_INIT;
+    size_t count = 0;
+    int rc;
+
+    options.deadline_ms = UINT32_MAX; /* the load's own deadline rules */
+    options.stall_ms = executor->options.stall_ms;
+    options.require = executor->options.require;
+    options.on_done = on_done;
+    options.context = slot;
+    slot->chunk = chunk;
+    rc = fill_runs(slot, &count);
+    slot->chunk = NO_CHUNK;
+    if (rc)
+        return heft_error_set(error, rc, "preparing a chunk's runs");
+    return heft_xfer_create(executor->options.agent, HEFT_OP_READ, executor->lanes[slot->source].source->peer,
+                            slot->runs, count, &options, &slot->xfer, error);
+}
+
+static uint64_t first_covered(const struct heft_executor *executor, uint32_t source)
+{
+    uint64_t chunk;
+
+    for (chunk = 0; chunk < executor->options.plan->chunk_count; chunk++)
+        if (covers(executor, source, chunk))
+            return chunk;
+    return NO_CHUNK;
+}
+
+static void repair_slots(struct heft_executor *executor)
+{
+    uint32_t index, slot;
+
+    for (index = 0; index < executor->lane_count; index++) {
+        struct lane *lane = &executor->lanes[index];
+
+        for (slot = 0; slot < lane->source->credits; slot++) {
+            struct slot *broken = &lane->slots[slot];
+            struct heft_error error = HEFT_ERROR_INIT;
+            int rc;
+
+            (void)pthread_mutex_lock(&executor->lock);
+            rc = broken->state == SLOT_BROKEN && !executor->stopping;
+            (void)pthread_mutex_unlock(&executor->lock);
+            if (!rc || heft_xfer_release(broken->xfer))
+                continue;
+            broken->xfer = NULL;
+            rc = make_xfer(broken, first_covered(executor, index), &error);
+            if (rc) {
+                slot_failed(broken, rc, error.text);
+                continue;
+            }
+            (void)pthread_mutex_lock(&executor->lock);
+            broken->state = SLOT_IDLE;
+            (void)pthread_mutex_unlock(&executor->lock);
+        }
+    }
+}
+
+/* True when another live source has an idle slot, covers the chunk, and would be done with it sooner. */
+static int has_thief(const struct heft_executor *executor, const struct slot *slot, uint64_t age_ns)
+{
+    uint32_t index, other;
+
+    for (index = 0; index < executor->lane_count; index++) {
+        const struct lane *lane = &executor->lanes[index];
+
+        if (index == slot->source || !is_live(lane) || !covers(executor, index, slot->chunk) ||
+            age_ns < lane->chunk_ns * STEAL_FACTOR)
+            continue;
+        for (other = 0; other < lane->source->credits; other++)
+            if (lane->slots[other].state == SLOT_IDLE)
+                return 1;
+    }
+    return 0;
+}
+
+static void steal_from_slow(struct heft_executor *executor)
+{
+    struct slot *slow[16];
+    uint32_t count = 0, index, slot;
+    uint64_t now = heft_now_ns();
+
+    (void)pthread_mutex_lock(&executor->lock);
+    for (index = 0; index < executor->lane_count && executor->lane_count > 1; index++) {
+        struct lane *lane = &executor->lanes[index];
+
+        for (slot = 0; slot < lane->source->credits && count < 16; slot++) {
+            struct slot *candidate = &lane->slots[slot];
+
+            if (candidate->state == SLOT_FLYING && !candidate->stealing && candidate->posted_ns &&
+                now > candidate->posted_ns + STEAL_AFTER_NS &&
+                has_thief(executor, candidate, now - candidate->posted_ns)) {
+                candidate->stealing = 1;
+                slow[count++] = candidate;
+            }
+        }
+    }
+    (void)pthread_mutex_unlock(&executor->lock);
+    for (index = 0; index < count; index++)
+        (void)heft_xfer_cancel(slow[index]->xfer);
+}
+
+static void cancel_flying(struct heft_executor *executor)
+{
+    uint32_t index, slot;
+
+    for (index = 0; index < executor->lane_count; index++)
+        for (slot = 0; slot < executor->lanes[index].source->credits; slot++)
+            if (executor->lanes[index].slots[slot].xfer)
+                (void)heft_xfer_cancel(executor->lanes[index].slots[slot].xfer);
+}
+
+int heft_executor_wait(struct heft_executor *executor, uint64_t timeout_ms, struct heft_error *error)
+{
+    uint64_t end_ns = heft_now_ns() + timeout_ms * HEFT_NS_PER_MS;
+    int rc = HEFT_ERR_AGAIN, cancelled = 0;
+
+    for (;;) {
+        uint64_t now = heft_now_ns(), tick = now + TICK_NS < end_ns ? now + TICK_NS : end_ns;
+        struct timespec until = {(time_t)(tick / HEFT_NS_PER_S), (long)(tick % HEFT_NS_PER_S)};
+        int quiet, stopping;
+
+        (void)pthread_mutex_lock(&executor->lock);
+        if (executor->left > 0 && !executor->stopping)
+            (void)pthread_cond_clockwait(&executor->changed, &executor->lock, CLOCK_MONOTONIC, &until);
+        else if (executor->active > 0 || __atomic_load_n(&executor->callbacks, __ATOMIC_SEQ_CST) > 0)
+            (void)pthread_cond_clockwait(&executor->changed, &executor->lock, CLOCK_MONOTONIC, &until);
+        stopping = executor->stopping;
+        quiet = executor->active == 0 && __atomic_load_n(&executor->callbacks, __ATOMIC_SEQ_CST) == 0;
+        if (quiet && executor->left == 0)
+            rc = HEFT_OK;
+        else if (quiet && stopping)
+            rc = executor->error.code;
+        if (rc != HEFT_ERR_AGAIN && rc != HEFT_OK && error)
+            *error = executor->error;
+        (void)pthread_mutex_unlock(&executor->lock);
+        if (rc != HEFT_ERR_AGAIN || heft_now_ns() >= end_ns)
+            return rc;
+        if (stopping) {
+            if (!cancelled)
+                cancel_flying(executor);
+            cancelled = 1;
+            continue;
+        }
+        repair_slots(executor);
+        steal_from_slow(executor);
+        kick(executor);
+    }
+}
+
+void heft_executor_stop(struct heft_executor *executor, int code, const char *text)
+{
+    (void)pthread_mutex_lock(&executor->lock);
+    if (!executor->stopping && executor->left > 0) {
+        executor->stopping = 1;
+        heft_error_set(&executor->error, code, "%s", text);
+    }
+    (void)pthread_cond_broadcast(&executor->changed);
+    (void)pthread_mutex_unlock(&executor->lock);
+}
+
+void heft_executor_start(struct heft_executor *executor)
+{
+    uint32_t index, slot;
+
+    for (index = 0; index < executor->lane_count; index++) {
+        struct lane *lane = &executor->lanes[index];
+        uint64_t chunk = first_covered(executor, index);
+
+        lane->source->first_ns = heft_now_ns();
+        for (slot = 0; slot < lane->source->credits && chunk != NO_CHUNK; slot++) {
+            struct heft_error error = HEFT_ERROR_INIT;
+            int rc = make_xfer(&lane->slots[slot], chunk, &error);
+
+            if (rc) {
+                slot_failed(&lane->slots[slot], rc, error.text);
+                break;
+            }
+            (void)pthread_mutex_lock(&executor->lock);
+            lane->slots[slot].state = SLOT_IDLE;
+            (void)pthread_mutex_unlock(&executor->lock);
+            kick(executor); /* the first transfers run while later ones are still made */
+        }
+    }
+    kick(executor);
+}
+
+uint64_t heft_executor_bytes_done(const struct heft_executor *executor)
+{
+    return __atomic_load_n(&executor->bytes_done, __ATOMIC_RELAXED);
+}
+
+uint64_t heft_executor_blocks_verified(const struct heft_executor *executor)
+{
+    return __atomic_load_n(&executor->blocks_verified, __ATOMIC_RELAXED);
+}
+
+uint32_t heft_executor_sources_left(struct heft_executor *executor)
+{
+    uint32_t index, count = 0;
+
+    (void)pthread_mutex_lock(&executor->lock);
+    for (index = 0; index < executor->lane_count; index++)
+        count += (uint32_t)is_live(&executor->lanes[index]);
+    (void)pthread_mutex_unlock(&executor->lock);
+    return count;
+}
+
+/* Every transfer is terminal here; at most its callback is still returning on a worker. */
+static void release_xfer(struct heft_xfer *xfer)
+{
+    uint64_t end_ns = heft_now_ns() + 10 * HEFT_NS_PER_S;
+
+    while (heft_xfer_release(xfer) == HEFT_ERR_BUSY) {
+        HEFT_ASSERT(heft_now_ns() < end_ns);
+        (void)sched_yield();
+    }
+}
+
+void heft_executor_free(struct heft_executor *executor)
+{
+    uint32_t index, slot;
+
+    if (!executor)
+        return;
+    for (index = 0; executor->lanes && index < executor->lane_count; index++) {
+        struct lane *lane = &executor->lanes[index];
+
+        for (slot = 0; lane->slots && slot < lane->source->credits; slot++) {
+            release_xfer(lane->slots[slot].xfer);
+            free(lane->slots[slot].runs);
+            free(lane->slots[slot].plan_runs);
+        }
+        free(lane->slots);
+    }
+    free(executor->lanes);
+    free(executor->states);
+    free(executor->returned);
+    (void)pthread_mutex_destroy(&executor->lock);
+    (void)pthread_cond_destroy(&executor->changed);
+    free(executor);
+}
+
+static int make_lane(struct heft_executor *executor, uint32_t index)
+{
+    struct lane *lane = &executor->lanes[index];
+    uint32_t slot;
+
+    lane->source = executor->options.sources[index];
+    lane->slots = calloc(lane->source->credits, sizeof(*lane->slots));
+    if (!lane->slots)
+        return HEFT_ERR_NO_MEMORY;
+    for (slot = 0; slot < lane->source->credits; slot++) {
+        struct slot *made = &lane->slots[slot];
+
+        made->executor = executor;
+        made->source = index;
+        made->chunk = NO_CHUNK;
+        made->runs = calloc(FIRST_RUNS, sizeof(*made->runs));
+        made->plan_runs = calloc(FIRST_RUNS, sizeof(*made->plan_runs));
+        made->run_capacity = FIRST_RUNS;
+        if (!made->runs || !made->plan_runs)
+            return HEFT_ERR_NO_MEMORY;
+    }
+    return HEFT_OK;
+}
+
+int heft_executor_create(const struct heft_executor_options *options, struct heft_executor **executor_out,
+                         struct heft_error *error)
+{
+    struct heft_executor *executor = calloc(1, sizeof(*executor));
+    uint64_t chunks = options->plan->chunk_count;
+    uint32_t index;
+
+    if (!executor)
+        return heft_error_set(error, HEFT_ERR_NO_MEMORY, "making the executor");
+    executor->options = *options;
+    executor->left = chunks;
+    (void)pthread_mutex_init(&executor->lock, NULL);
+    (void)pthread_cond_init(&executor->changed, NULL);
+    executor->states = calloc(chunks ? chunks : 1, 1);
+    executor->returned = calloc(chunks ? chunks : 1, sizeof(*executor->returned));
+    executor->lanes =
+        calloc(options->plan->source_count ? options->plan->source_count : 1, sizeof(*executor->lanes));
+    if (!executor->states || !executor->returned || !executor->lanes)
+        goto fail_memory;
+    for (index = 0; index < options->plan->source_count; index++) {
+        executor->lane_count = index + 1;
+        if (make_lane(executor, index))
+            goto fail_memory;
+    }
+    *executor_out = executor;
+    return HEFT_OK;
+
+fail_memory:
+    heft_executor_free(executor);
+    return heft_error_set(error, HEFT_ERR_NO_MEMORY, "making the executor for %" PRIu64 " chunks", chunks);
+}

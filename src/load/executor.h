@@ -1,0 +1,88 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The executor: moves a plan's chunks from several sources at once.
+ *
+ * Each source has a number of slots (its credit). A slot takes the next chunk its source can supply, asks for
+ * it, and when the bytes are there checks their digest blocks on the thread that received them, while they
+ * are still in its cache; then it takes the next. So a fast source takes more. A source that dies, stalls or
+ * sends wrong bytes gives its unfinished chunks back, and the others go on. When nothing is left to take, a
+ * source that could do a slow one's last chunks sooner gets them.
+ */
+#ifndef HEFT_LOAD_EXECUTOR_H
+#define HEFT_LOAD_EXECUTOR_H
+
+#include "plan/plan.h"
+#include <heft/agent.h>
+
+#define HEFT_SOURCE_MAX_ROUTES 4
+
+enum heft_source_kind { HEFT_SOURCE_FILES = 1, HEFT_SOURCE_PEER = 2 };
+enum heft_source_state {
+    HEFT_SOURCE_READY = 1,  /* opened and compared */
+    HEFT_SOURCE_USED = 2,   /* supplied bytes */
+    HEFT_SOURCE_LOST = 3,   /* failed while moving */
+    HEFT_SOURCE_REFUSED = 4 /* never asked: unreachable, stale, incompatible, ... */
+};
+
+struct heft_source_route {
+    const char *transport; /* static text */
+    uint64_t bytes;
+};
+
+/* A place that can supply bytes. The load fills the first part, the executor the rest. */
+struct heft_source {
+    enum heft_source_kind kind;
+    enum heft_source_state state;
+    char name[256];                 /* for people: a replica's name, or the folder */
+    char addresses[512];            /* of a replica */
+    char why[256];                  /* why it was taken as a source */
+    struct heft_error reason;       /* why it is LOST or REFUSED */
+    struct heft_manifest *manifest; /* owned by the load */
+    struct heft_peer *peer;         /* NULL: this agent's own regions */
+    const uint64_t *regions;        /* region id of each manifest file */
+    uint32_t credits;               /* slots */
+
+    uint64_t chunks, bytes, retries, digest_errors;
+    uint64_t first_ns, last_ns; /* first request, last arrival */
+    struct heft_source_route routes[HEFT_SOURCE_MAX_ROUTES];
+};
+
+struct heft_executor_options {
+    struct heft_agent *agent;
+    const struct heft_plan *plan;
+    struct heft_source *const *sources;      /* plan->source_count of them, in the plan's order */
+    struct heft_region *const *destinations; /* by dst_index */
+    uint8_t *const *addresses;               /* first byte of each destination */
+    const char *require;
+    uint64_t stall_ms;
+    int verify;
+    /* Expected block digests and where each layout tensor's begin in them; expected NULL: none known. */
+    const uint64_t *expected;
+    const uint64_t *expected_first; /* by layout tensor; UINT64_MAX: none */
+    /* Digests of what arrived, for tensors that are wanted whole: by layout tensor, UINT64_MAX: not kept. */
+    uint64_t *computed;
+    const uint64_t *computed_first;
+};
+
+struct heft_executor;
+
+int heft_executor_create(const struct heft_executor_options *options, struct heft_executor **executor_out,
+                         struct heft_error *error);
+/* Starts every source's slots. */
+void heft_executor_start(struct heft_executor *executor);
+/*
+ * Waits up to timeout_ms, doing the work that needs a clock (giving a slow source's last chunks to others).
+ * 0: every chunk arrived; AGAIN; else the error that ended it, after which nothing touches the destinations
+ * any more.
+ */
+int heft_executor_wait(struct heft_executor *executor, uint64_t timeout_ms, struct heft_error *error);
+/* Ends it with this error; wait then drains and returns it. */
+void heft_executor_stop(struct heft_executor *executor, int code, const char *text);
+uint64_t heft_executor_bytes_done(const struct heft_executor *executor);
+uint64_t heft_executor_blocks_verified(const struct heft_executor *executor);
+/* Sources not lost yet. */
+uint32_t heft_executor_sources_left(struct heft_executor *executor);
+/* Only after wait gave 0 or an error. */
+void heft_executor_free(struct heft_executor *executor);
+
+#endif

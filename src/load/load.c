@@ -1,0 +1,705 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * A load runs on a thread of its own: init (sources), plan (layout, plan, memory), move (executor), verify.
+ * Nothing of it is visible before the end: the model is made last, and a failure frees everything after the
+ * executor has drained.
+ */
+#include "load/load.h"
+#include "base/clock.h"
+#include "base/digest.h"
+#include "base/error.h"
+#include "base/log.h"
+#include "load/ranges.h"
+
+#include <inttypes.h>
+#include <jansson.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#define ALIGN_BYTES 256u
+#define DEFAULT_DEADLINE_MS (10u * 60 * 1000)
+#define DEFAULT_STALL_MS 10000u
+#define MIN_HOST_BYTES ((uint64_t)16 << 20)
+#define WAIT_SLICE_MS 50u
+
+/* What one run of the load's thread holds besides the load itself. */
+struct run {
+    struct heft_load *load;
+    struct heft_source *sources[HEFT_PLAN_MAX_SOURCES];
+    struct heft_model_part *parts;
+    struct heft_region **regions;
+    uint8_t **addresses;
+    uint32_t part_count, region_count;
+    uint64_t *expected_first, *computed, *computed_first;
+    const struct heft_manifest *expected;
+    struct heft_range *ranges;
+};
+
+const char *heft_stage_name(enum heft_load_stage stage)
+{
+    static const char *const names[HEFT_STAGE_COUNT] = {"init", "plan", "move", "verify", "publish", "done"};
+
+    return stage < HEFT_STAGE_COUNT ? names[stage] : "done";
+}
+
+static void enter_stage(struct heft_load *load, enum heft_load_stage stage)
+{
+    uint64_t now = heft_now_ns();
+
+    (void)pthread_mutex_lock(&load->lock);
+    load->stage_ns[load->stage] += now - load->stage_began_ns;
+    load->stage = stage;
+    load->stage_began_ns = now;
+    (void)pthread_mutex_unlock(&load->lock);
+}
+
+/* ---- plan: layout, memory, digests ---- */
+
+/* A model has a tensor once, so that a load has one target for it. */
+static int refuse_repeated(const struct heft_layout_tensor *wishes, uint64_t count,
+                           const struct heft_manifest *reference, struct heft_error *error)
+{
+    uint8_t *seen = calloc(1, (size_t)(reference->tensor_count / 8 + 1));
+    uint64_t index;
+    int rc = HEFT_OK;
+
+    if (!seen)
+        return heft_error_set(error, HEFT_ERR_NO_MEMORY, "laying out %" PRIu64 " targets", count);
+    for (index = 0; index < count && !rc; index++) {
+        uint64_t tensor = wishes[index].tensor;
+
+        if (seen[tensor / 8] >> (tensor % 8) & 1)
+            rc = heft_error_set(error, HEFT_ERR_INVALID,
+                                "two targets name tensor %s: load it once and copy it",
+                                reference->tensors[tensor].name);
+        seen[tensor / 8] = (uint8_t)(seen[tensor / 8] | 1u << (tensor % 8));
+    }
+    free(seen);
+    return rc;
+}
+
+static int layout_targets(struct heft_load *load, struct run *run, struct heft_error *error)
+{
+    const struct heft_load_options *o = &load->options;
+    const struct heft_manifest *reference = load->found->reference;
+    struct heft_layout_tensor *wishes = calloc(o->target_count ? o->target_count : 1, sizeof(*wishes));
+    struct heft_range_piece *pieces = calloc(o->target_count ? o->target_count : 1, sizeof(*pieces));
+    uint64_t index, count = 0;
+    int rc = HEFT_OK;
+
+    if (!wishes || !pieces) {
+        rc = heft_error_set(error, HEFT_ERR_NO_MEMORY, "laying out %" PRIu64 " targets", o->target_count);
+        goto out;
+    }
+    for (index = 0; index < o->target_count; index++)
+        pieces[index] = (struct heft_range_piece){.address = o->targets[index].address,
+                                                  .size_bytes = o->targets[index].size_bytes};
+    rc = heft_ranges_make(pieces, o->target_count, &run->ranges, &count, error);
+    if (rc)
+        goto out;
+    for (index = 0; index < o->target_count; index++) {
+        const struct heft_load_target *target = &o->targets[index];
+        uint64_t tensor = heft_manifest_find(reference, target->tensor, strlen(target->tensor));
+
+        if (tensor == UINT64_MAX) {
+            rc = heft_error_set(error, HEFT_ERR_NOT_FOUND, "target %" PRIu64 ": the model has no tensor %s",
+                                index, target->tensor);
+            goto out;
+        }
+        wishes[index] = (struct heft_layout_tensor){
+            .tensor = tensor,
+            .start = target->box_start,
+            .size = target->box_size,
+            .size_bytes = target->size_bytes,
+            .dst_index = pieces[index].range == UINT64_MAX ? 0 : (uint32_t)pieces[index].range,
+            .dst_offset_bytes = pieces[index].offset_bytes,
+        };
+    }
+    run->part_count = count ? (uint32_t)count : 1;
+    rc = refuse_repeated(wishes, o->target_count, reference, error);
+    if (!rc)
+        rc = heft_layout_custom(reference, wishes, o->target_count, &load->layout, error);
+out:
+    free(wishes);
+    free(pieces);
+    return rc;
+}
+
+static int make_layout(struct heft_load *load, struct run *run, struct heft_error *error)
+{
+    const struct heft_load_options *o = &load->options;
+    const struct heft_manifest *reference = load->found->reference;
+    enum heft_split split = o->split == HEFT_LOAD_SPLIT_COLUMN ? HEFT_SPLIT_COLUMN : HEFT_SPLIT_ROW;
+
+    if (o->targets)
+        return layout_targets(load, run, error);
+    run->part_count = 1;
+    if (o->ranks > 1)
+        return heft_layout_rank(reference, o->rank, o->ranks, split, ALIGN_BYTES, &load->layout, error);
+    return heft_layout_whole(reference, ALIGN_BYTES, &load->layout, error);
+}
+
+static int make_memory(struct heft_load *load, struct run *run, struct heft_error *error)
+{
+    struct heft_memory_info info;
+    uint32_t index;
+    int rc;
+
+    run->parts = calloc(run->part_count, sizeof(*run->parts));
+    run->regions = calloc(run->part_count, sizeof(*run->regions));
+    run->addresses = calloc(run->part_count, sizeof(*run->addresses));
+    if (!run->parts || !run->regions || !run->addresses)
+        return heft_error_set(error, HEFT_ERR_NO_MEMORY, "describing the destination");
+    if (!load->options.targets) {
+        rc = heft_memory_alloc(load->layout->arena_bytes, 0, &run->parts[0].memory, error);
+        if (rc)
+            return heft_error_prefix(error, rc, "allocating %" PRIu64 " bytes for the model",
+                                     load->layout->arena_bytes);
+        heft_memory_get_info(run->parts[0].memory, &info);
+        run->parts[0].address = info.address;
+        run->parts[0].size_bytes = info.length_bytes;
+        load->memory_kind = info.kind;
+        load->memory_page_bytes = info.page_bytes;
+    }
+    for (index = 0; index < run->part_count; index++) {
+        struct heft_region_options options = HEFT_REGION_OPTIONS_INIT;
+
+        if (load->options.targets && run->ranges) {
+            run->parts[index].address = run->ranges[index].address;
+            run->parts[index].size_bytes = run->ranges[index].size_bytes;
+            load->memory_kind = "the caller's";
+        }
+        run->addresses[index] = run->parts[index].address;
+        options.memory = run->parts[index].memory;
+        options.address = run->parts[index].address;
+        options.length_bytes = run->parts[index].size_bytes;
+        rc = heft_region_register(load->agent, &options, &run->regions[index], error);
+        if (rc)
+            return heft_error_prefix(error, rc, "registering the destination");
+        run->region_count = index + 1;
+    }
+    return HEFT_OK;
+}
+
+/* Where each wanted tensor's digests are expected (a source that knows them) and kept (tensors wanted whole).
+ */
+static int make_digest_tables(struct heft_load *load, struct run *run, struct heft_error *error)
+{
+    const struct heft_layout *layout = load->layout;
+    uint64_t count = layout->tensor_count ? layout->tensor_count : 1, index, blocks = 0;
+    uint32_t source;
+
+    if (load->options.flags & HEFT_LOAD_NO_VERIFY)
+        return HEFT_OK;
+    for (source = 0; source < load->found->ready && !run->expected; source++)
+        if (load->found->sources[source]->manifest->digests &&
+            !load->found->sources[source]->manifest->held) {
+            run->expected = load->found->sources[source]->manifest;
+            (void)snprintf(load->verified_against, sizeof(load->verified_against), "%s",
+                           load->found->sources[source]->name);
+        }
+    run->expected_first = calloc(count, sizeof(*run->expected_first));
+    run->computed_first = calloc(count, sizeof(*run->computed_first));
+    if (!run->expected_first || !run->computed_first)
+        return heft_error_set(error, HEFT_ERR_NO_MEMORY, "preparing the digests");
+    for (index = 0; index < layout->tensor_count; index++) {
+        const struct heft_layout_tensor *wanted = &layout->tensors[index];
+        const struct heft_manifest_tensor *tensor = &layout->reference->tensors[wanted->tensor];
+        int whole = wanted->start == NULL;
+
+        run->expected_first[index] = UINT64_MAX;
+        if (run->expected) {
+            uint64_t other = run->expected == layout->reference
+                                 ? wanted->tensor
+                                 : heft_manifest_find(run->expected, tensor->name, tensor->name_bytes);
+
+            if (other != UINT64_MAX && !run->expected->tensors[other].box_start)
+                run->expected_first[index] = run->expected->tensors[other].first_block;
+        }
+        run->computed_first[index] = whole ? blocks : UINT64_MAX;
+        if (whole)
+            blocks += heft_block_count(wanted->size_bytes);
+    }
+    load->blocks_total = blocks;
+    run->computed = calloc(blocks ? blocks : 1, sizeof(*run->computed));
+    if (!run->computed)
+        return heft_error_set(error, HEFT_ERR_NO_MEMORY, "preparing %" PRIu64 " digests", blocks);
+    return HEFT_OK;
+}
+
+static int make_plan(struct heft_load *load, struct run *run, struct heft_error *error)
+{
+    const struct heft_manifest *manifests[HEFT_PLAN_MAX_SOURCES];
+    struct heft_plan *plan;
+    uint32_t index;
+    int rc = make_layout(load, run, error);
+
+    if (rc)
+        return rc;
+    for (index = 0; index < load->found->ready; index++) {
+        run->sources[index] = load->found->sources[index];
+        manifests[index] = load->found->sources[index]->manifest;
+    }
+    rc = heft_plan_make(load->layout, manifests, load->found->ready, load->options.chunk_bytes, &plan, error);
+    if (rc)
+        return rc;
+    (void)pthread_mutex_lock(&load->lock);
+    load->plan = plan;
+    load->bytes_total = plan->total_bytes;
+    (void)pthread_mutex_unlock(&load->lock);
+    return HEFT_OK;
+}
+
+/* ---- move ---- */
+
+static int move_bytes(struct heft_load *load, struct run *run, uint64_t end_ns, struct heft_error *error)
+{
+    struct heft_executor_options options = {
+        .agent = load->agent,
+        .plan = load->plan,
+        .sources = run->sources,
+        .destinations = run->regions,
+        .addresses = run->addresses,
+        .require = load->options.require,
+        .stall_ms = load->options.stall_ms,
+        .verify = !(load->options.flags & HEFT_LOAD_NO_VERIFY),
+        .expected = run->expected ? run->expected->digests : NULL,
+        .expected_first = run->expected_first,
+        .computed = run->computed,
+        .computed_first = run->computed_first,
+    };
+    struct heft_executor *executor;
+    int rc = heft_executor_create(&options, &executor, error);
+
+    if (rc)
+        return rc;
+    (void)pthread_mutex_lock(&load->lock);
+    load->executor = executor;
+    (void)pthread_mutex_unlock(&load->lock);
+    heft_executor_start(executor);
+    while ((rc = heft_executor_wait(executor, WAIT_SLICE_MS, error)) == HEFT_ERR_AGAIN) {
+        int cancel;
+
+        (void)pthread_mutex_lock(&load->lock);
+        cancel = load->cancel_wanted;
+        (void)pthread_mutex_unlock(&load->lock);
+        if (cancel)
+            heft_executor_stop(executor, HEFT_ERR_CANCELED, "the load was canceled");
+        else if (heft_now_ns() >= end_ns)
+            heft_executor_stop(executor, HEFT_ERR_DEADLINE, "the deadline passed while bytes were moving");
+    }
+    if (rc == HEFT_ERR_DEADLINE)
+        heft_error_set(error, rc,
+                       "the load's deadline of %" PRIu64 " ms passed with %" PRIu64 " of %" PRIu64
+                       " bytes there; raise --deadline, or see the report for the slow source",
+                       load->options.deadline_ms, heft_executor_bytes_done(executor), load->bytes_total);
+    (void)pthread_mutex_lock(&load->lock);
+    load->bytes_done = heft_executor_bytes_done(executor);
+    load->blocks_verified = heft_executor_blocks_verified(executor);
+    load->executor = NULL;
+    (void)pthread_mutex_unlock(&load->lock);
+    heft_executor_free(executor);
+    return rc;
+}
+
+/* ---- the end ---- */
+
+/* Files that changed while they were read may have given bytes of two versions. */
+static int check_files_unchanged(struct heft_load *load, struct heft_error *error)
+{
+    uint32_t index;
+
+    for (index = 0; index < load->found->ready; index++)
+        if (load->found->sources[index]->kind == HEFT_SOURCE_FILES &&
+            load->found->sources[index]->state == HEFT_SOURCE_USED)
+            return heft_opened_check_unchanged(load->found->opened, error);
+    return HEFT_OK;
+}
+
+static int make_model(struct heft_load *load, struct run *run, struct heft_model **model_out,
+                      struct heft_error *error)
+{
+    const struct heft_layout *layout = load->layout;
+    struct heft_manifest *manifest = heft_manifest_new();
+    uint64_t index;
+    uint32_t part;
+    int rc;
+
+    if (!manifest)
+        return heft_error_set(error, HEFT_ERR_NO_MEMORY, "making the model");
+    rc = heft_manifest_set_identity(manifest, &layout->reference->identity, error);
+    for (part = 0; !rc && part < run->part_count; part++)
+        rc = heft_manifest_add_file(manifest, "", run->parts[part].size_bytes, 0, NULL, error);
+    for (index = 0; !rc && index < layout->tensor_count; index++) {
+        const struct heft_layout_tensor *wanted = &layout->tensors[index];
+        struct heft_manifest_tensor tensor = layout->reference->tensors[wanted->tensor];
+
+        tensor.box_start = wanted->start;
+        tensor.box_size = wanted->size;
+        tensor.file = wanted->dst_index;
+        tensor.offset_bytes = wanted->dst_offset_bytes;
+        tensor.size_bytes = wanted->size_bytes;
+        rc = heft_manifest_add_tensor(manifest, &tensor, error);
+    }
+    if (!rc)
+        rc = heft_manifest_finish(manifest, error);
+    /* Digests are kept only when every tensor has them: a whole model's, never a slice's. */
+    if (!rc && run->computed && layout->split_count == 0)
+        rc = heft_manifest_want_digests(manifest, error);
+    for (index = 0; !rc && manifest->digests && index < layout->tensor_count; index++) {
+        const struct heft_layout_tensor *wanted = &layout->tensors[index];
+        const struct heft_manifest_tensor *source = &layout->reference->tensors[wanted->tensor];
+        uint64_t made = heft_manifest_find(manifest, source->name, source->name_bytes);
+
+        HEFT_ASSERT(made != UINT64_MAX && run->computed_first[index] != UINT64_MAX);
+        memcpy(manifest->digests + manifest->tensors[made].first_block,
+               run->computed + run->computed_first[index],
+               heft_block_count(wanted->size_bytes) * sizeof(uint64_t));
+    }
+    if (rc) {
+        heft_manifest_free(manifest);
+        return rc;
+    }
+    rc = heft_model_make(manifest, run->parts, run->part_count, model_out, error);
+    run->parts = NULL;
+    return rc;
+}
+
+static void release_run(struct run *run)
+{
+    uint32_t index;
+
+    for (index = 0; index < run->region_count; index++)
+        if (heft_region_deregister(run->regions[index], NULL)) {
+            /* Something still touches the destination: better lost memory than a late write into someone
+             * else's. */
+            heft_log(HEFT_LOG_ERROR,
+                     "the destination is still in use at the end of a load; its memory is not freed");
+            free(run->parts);
+            run->parts = NULL;
+        }
+    for (index = 0; run->parts && index < run->part_count; index++)
+        heft_memory_free(run->parts[index].memory);
+    free(run->parts);
+    free(run->regions);
+    free(run->addresses);
+    free(run->expected_first);
+    free(run->computed);
+    free(run->computed_first);
+    free(run->ranges);
+}
+
+static int load_run(struct heft_load *load, struct heft_error *error)
+{
+    struct run run = {.load = load};
+    struct heft_model *model = NULL;
+    struct heft_found *found;
+    uint64_t end_ns = load->started_ns + load->options.deadline_ms * HEFT_NS_PER_MS;
+    int rc = heft_sources_find(&load->options, load->agent, &found, error);
+
+    if (rc)
+        return rc;
+    (void)pthread_mutex_lock(&load->lock);
+    load->found = found;
+    (void)pthread_mutex_unlock(&load->lock);
+    enter_stage(load, HEFT_STAGE_PLAN);
+    rc = make_plan(load, &run, error);
+    if (rc || (load->options.flags & HEFT_LOAD_EXPLAIN))
+        goto out;
+    rc = make_memory(load, &run, error);
+    if (!rc)
+        rc = make_digest_tables(load, &run, error);
+    if (rc)
+        goto out;
+    enter_stage(load, HEFT_STAGE_MOVE);
+    rc = move_bytes(load, &run, end_ns, error);
+    if (rc)
+        goto out;
+    enter_stage(load, HEFT_STAGE_VERIFY);
+    rc = check_files_unchanged(load, error);
+    if (!rc)
+        rc = make_model(load, &run, &model, error);
+out:
+    release_run(&run);
+    (void)pthread_mutex_lock(&load->lock);
+    load->model = model;
+    (void)pthread_mutex_unlock(&load->lock);
+    return rc;
+}
+
+/* Frees what only the running load needed; the report that tells of it is made first. */
+static void finish(struct heft_load *load, int rc, const struct heft_error *error)
+{
+    struct heft_found *found;
+    struct heft_agent *agent = NULL;
+
+    enter_stage(load, HEFT_STAGE_DONE);
+    (void)pthread_mutex_lock(&load->lock);
+    load->ended_ns = heft_now_ns();
+    load->status = rc;
+    load->error = *error;
+    load->error.code = rc;
+    load->final_report = heft_report_make(load);
+    found = load->found;
+    load->found = NULL;
+    (void)pthread_mutex_unlock(&load->lock);
+    heft_plan_free(load->plan);
+    load->plan = NULL;
+    heft_layout_free(load->layout);
+    load->layout = NULL;
+    heft_sources_free(found);
+    if (load->own_agent) {
+        agent = load->agent;
+        load->agent = NULL;
+        if (heft_agent_close(agent, NULL))
+            heft_log(HEFT_LOG_ERROR, "the load's agent is still in use at its end");
+    }
+    (void)pthread_mutex_lock(&load->lock);
+    load->finished = 1;
+    (void)pthread_cond_broadcast(&load->changed);
+    (void)pthread_mutex_unlock(&load->lock);
+}
+
+static void *load_thread(void *argument)
+{
+    struct heft_load *load = argument;
+    struct heft_error error = HEFT_ERROR_INIT;
+    int rc = load_run(load, &error);
+
+    finish(load, rc, &error);
+    return NULL;
+}
+
+/* ---- the API ---- */
+
+static char *copy_string(char **at, const char *text)
+{
+    char *made = *at;
+
+    if (!text)
+        return NULL;
+    memcpy(made, text, strlen(text) + 1);
+    *at += strlen(text) + 1;
+    return made;
+}
+
+static size_t string_bytes(const char *text)
+{
+    return text ? strlen(text) + 1 : 0;
+}
+
+/* One block holds all copied strings and the list of named peers. Targets stay the caller's until the load
+ * ends. */
+static int copy_options(struct heft_load *load, const struct heft_load_options *given,
+                        struct heft_error *error)
+{
+    struct heft_load_options *o = &load->options;
+    struct heft_load_peer *peers;
+    size_t bytes, size = given->size < sizeof(*o) ? given->size : sizeof(*o);
+    uint32_t index;
+    char *at;
+
+    memcpy(o, given, size);
+    if (!o->model || !o->model[0])
+        return heft_error_set(error, HEFT_ERR_INVALID, "no model is named");
+    bytes = string_bytes(o->model) + string_bytes(o->source) + string_bytes(o->require) +
+            string_bytes(o->self) + string_bytes(o->model_options.revision) +
+            string_bytes(o->model_options.cache) + o->peer_count * sizeof(*peers);
+    for (index = 0; index < o->peer_count; index++)
+        bytes += string_bytes(o->peers[index].addresses) + string_bytes(o->peers[index].name);
+    load->copies = calloc(1, bytes);
+    if (!load->copies)
+        return heft_error_set(error, HEFT_ERR_NO_MEMORY, "starting a load");
+    peers = load->copies;
+    at = (char *)load->copies + o->peer_count * sizeof(*peers);
+    for (index = 0; index < o->peer_count; index++) {
+        peers[index] = o->peers[index];
+        peers[index].addresses = copy_string(&at, o->peers[index].addresses);
+        peers[index].name = copy_string(&at, o->peers[index].name);
+    }
+    o->peers = peers;
+    o->model = copy_string(&at, o->model);
+    o->source = copy_string(&at, o->source);
+    o->require = copy_string(&at, o->require);
+    o->self = copy_string(&at, o->self);
+    o->model_options.revision = copy_string(&at, o->model_options.revision);
+    o->model_options.cache = copy_string(&at, o->model_options.cache);
+    if (o->require && !o->require[0])
+        o->require = NULL;
+    if (o->deadline_ms == 0)
+        o->deadline_ms = DEFAULT_DEADLINE_MS;
+    if (o->stall_ms == 0)
+        o->stall_ms = DEFAULT_STALL_MS;
+    if (o->max_host_bytes && o->max_host_bytes < MIN_HOST_BYTES)
+        return heft_error_set(error, HEFT_ERR_INVALID,
+                              "max_host_bytes is %" PRIu64 ": at least %" PRIu64 " (16M) is needed",
+                              o->max_host_bytes, MIN_HOST_BYTES);
+    if (o->ranks > 1 && o->rank >= o->ranks)
+        return heft_error_set(error, HEFT_ERR_INVALID, "rank %u of %u does not exist: ranks count from 0",
+                              o->rank, o->ranks);
+    if (o->targets && o->ranks > 1)
+        return heft_error_set(error, HEFT_ERR_INVALID,
+                              "targets name their boxes themselves: leave ranks out");
+    return HEFT_OK;
+}
+
+static int make_agent(struct heft_load *load, struct heft_error *error)
+{
+    struct heft_agent_options options = HEFT_AGENT_OPTIONS_INIT;
+    int rc;
+
+    load->agent = load->options.agent;
+    if (load->agent)
+        return HEFT_OK;
+    options.max_host_bytes = load->options.max_host_bytes;
+    rc = heft_agent_open(&options, &load->agent, error);
+    load->own_agent = rc == HEFT_OK;
+    return rc;
+}
+
+int heft_load_start(const struct heft_load_options *options, struct heft_load **load_out,
+                    struct heft_error *error)
+{
+    struct heft_load *load = calloc(1, sizeof(*load));
+    int rc;
+
+    if (!load)
+        return heft_error_set(error, HEFT_ERR_NO_MEMORY, "starting a load");
+    (void)pthread_mutex_init(&load->lock, NULL);
+    (void)pthread_cond_init(&load->changed, NULL);
+    load->started_ns = load->stage_began_ns = heft_now_ns();
+    rc = copy_options(load, options, error);
+    if (!rc)
+        rc = make_agent(load, error);
+    if (!rc) {
+        rc = pthread_create(&load->thread, NULL, load_thread, load);
+        if (rc)
+            rc = heft_error_set_errno(error, rc, "starting the load's thread");
+        else
+            load->thread_started = 1;
+    }
+    if (rc) {
+        load->finished = 1;
+        heft_load_free(load);
+        return rc;
+    }
+    *load_out = load;
+    return HEFT_OK;
+}
+
+void heft_load_get_progress(struct heft_load *load, struct heft_load_progress *progress_out)
+{
+    struct heft_load_progress progress = {.size = progress_out->size};
+    size_t size = progress_out->size < sizeof(progress) ? progress_out->size : sizeof(progress);
+    uint32_t index;
+
+    (void)pthread_mutex_lock(&load->lock);
+    progress.stage = heft_stage_name(load->stage);
+    progress.bytes_total = load->bytes_total;
+    progress.bytes_done = load->executor ? heft_executor_bytes_done(load->executor) : load->bytes_done;
+    progress.elapsed_ns = (load->ended_ns ? load->ended_ns : heft_now_ns()) - load->started_ns;
+    if (load->executor && load->found) {
+        progress.sources_active = heft_executor_sources_left(load->executor);
+        progress.sources_lost = load->found->ready - progress.sources_active;
+    } else if (load->found) {
+        for (index = 0; index < load->found->count; index++)
+            progress.sources_active += load->found->sources[index]->state == HEFT_SOURCE_READY;
+    }
+    (void)pthread_mutex_unlock(&load->lock);
+    memcpy(progress_out, &progress, size);
+}
+
+int heft_load_wait(struct heft_load *load, uint64_t timeout_ms, struct heft_error *error)
+{
+    uint64_t until = heft_now_ns() + timeout_ms * HEFT_NS_PER_MS;
+    struct timespec when = {(time_t)(until / HEFT_NS_PER_S), (long)(until % HEFT_NS_PER_S)};
+    int rc = HEFT_ERR_AGAIN;
+
+    (void)pthread_mutex_lock(&load->lock);
+    while (!load->finished && heft_now_ns() < until)
+        (void)pthread_cond_clockwait(&load->changed, &load->lock, CLOCK_MONOTONIC, &when);
+    if (load->finished) {
+        rc = load->status;
+        if (rc && error)
+            *error = load->error;
+    }
+    (void)pthread_mutex_unlock(&load->lock);
+    return rc;
+}
+
+void heft_load_cancel(struct heft_load *load)
+{
+    (void)pthread_mutex_lock(&load->lock);
+    load->cancel_wanted = 1;
+    (void)pthread_mutex_unlock(&load->lock);
+}
+
+struct heft_model *heft_load_take_model(struct heft_load *load)
+{
+    struct heft_model *model;
+
+    (void)pthread_mutex_lock(&load->lock);
+    model = load->finished ? load->model : NULL;
+    if (model)
+        load->model = NULL;
+    (void)pthread_mutex_unlock(&load->lock);
+    return model;
+}
+
+char *heft_load_report(struct heft_load *load)
+{
+    struct json_t *report;
+    char *text;
+
+    (void)pthread_mutex_lock(&load->lock);
+    report = load->final_report ? json_incref(load->final_report) : heft_report_make(load);
+    text = heft_report_text(report);
+    json_decref(report);
+    (void)pthread_mutex_unlock(&load->lock);
+    return text;
+}
+
+void heft_load_note_publish(struct heft_load *load, uint64_t took_ns)
+{
+    (void)pthread_mutex_lock(&load->lock);
+    load->stage_ns[HEFT_STAGE_PUBLISH] = took_ns;
+    if (load->final_report)
+        (void)json_object_set_new(json_object_get(load->final_report, "stages"), "publish_s",
+                                  json_real((double)took_ns / HEFT_NS_PER_S));
+    (void)pthread_mutex_unlock(&load->lock);
+}
+
+void heft_load_free(struct heft_load *load)
+{
+    if (!load)
+        return;
+    heft_load_cancel(load);
+    if (load->thread_started)
+        (void)pthread_join(load->thread, NULL);
+    (void)heft_model_free(load->model, NULL);
+    if (load->own_agent && load->agent)
+        (void)heft_agent_close(load->agent, NULL);
+    json_decref(load->final_report);
+    free(load->copies);
+    (void)pthread_mutex_destroy(&load->lock);
+    (void)pthread_cond_destroy(&load->changed);
+    free(load);
+}
+
+int heft_load_model(const struct heft_load_options *options, struct heft_model **model_out,
+                    struct heft_error *error)
+{
+    struct heft_load *load;
+    int rc = heft_load_start(options, &load, error);
+
+    if (rc)
+        return rc;
+    while ((rc = heft_load_wait(load, 60000, error)) == HEFT_ERR_AGAIN)
+        continue;
+    if (!rc)
+        *model_out = heft_load_take_model(load);
+    heft_load_free(load);
+    return rc;
+}

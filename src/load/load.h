@@ -1,0 +1,55 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* One load: its options, its thread, what it found and where it stands. Private to load.c and report.c. */
+#ifndef HEFT_LOAD_LOAD_H
+#define HEFT_LOAD_LOAD_H
+
+#include "load/loaded.h"
+#include "load/sources.h"
+
+#include <pthread.h>
+
+enum heft_load_stage {
+    HEFT_STAGE_INIT,    /* resolve, find and connect sources */
+    HEFT_STAGE_PLAN,    /* layout, plan, memory */
+    HEFT_STAGE_MOVE,    /* bytes move; blocks are verified as they arrive */
+    HEFT_STAGE_VERIFY,  /* what can only be checked at the end */
+    HEFT_STAGE_PUBLISH, /* heft_load_publish */
+    HEFT_STAGE_DONE,
+    HEFT_STAGE_COUNT
+};
+
+struct heft_load {
+    struct heft_load_options options; /* strings and arrays copied */
+    void *copies;
+    struct heft_agent *agent;
+    int own_agent;
+    pthread_t thread;
+    int thread_started;
+
+    pthread_mutex_t lock; /* guards what follows */
+    pthread_cond_t changed;
+    enum heft_load_stage stage;
+    uint64_t started_ns, stage_ns[HEFT_STAGE_COUNT]; /* time spent in each */
+    uint64_t stage_began_ns, ended_ns;
+    int finished, status, cancel_wanted;
+    struct heft_error error;
+    struct heft_found *found;
+    struct heft_layout *layout;
+    struct heft_plan *plan;
+    struct heft_executor *executor;
+    struct heft_model *model;
+    struct json_t *final_report; /* made at the end, before what it tells of is freed */
+
+    uint64_t bytes_total, bytes_done, blocks_verified, blocks_total;
+    char verified_against[256];
+    const char *memory_kind;
+    uint64_t memory_page_bytes;
+};
+
+/* The report as a JSON object (json_decref), NULL out of memory. Under the load's lock. */
+struct json_t *heft_report_make(const struct heft_load *load);
+/* Its text (malloc). */
+char *heft_report_text(struct json_t *report);
+const char *heft_stage_name(enum heft_load_stage stage);
+
+#endif

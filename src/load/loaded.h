@@ -1,0 +1,39 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * load/: from every place that holds the bytes into memory. The executor (credits, stealing, verification),
+ * loaded models, replicas, and the directory as an interface. No RPC here: control/ implements the directory.
+ *
+ * This header: a loaded model, its manifest and the memory behind it.
+ */
+#ifndef HEFT_LOAD_LOADED_H
+#define HEFT_LOAD_LOADED_H
+
+#include "format/manifest.h"
+#include <heft/model.h>
+
+/* One destination of a load: the model's own memory, or a range of the caller's. A model's manifest has one
+ * file for each, in order. */
+struct heft_model_part {
+    struct heft_memory *memory; /* owned; NULL for the caller's */
+    uint8_t *address;
+    uint64_t size_bytes;
+};
+
+struct heft_model {
+    struct heft_manifest *manifest; /* tensor.file is a part; offset_bytes lies in it */
+    struct heft_model_part *parts;
+    uint32_t part_count;
+    uint32_t users; /* atomic: replicas that serve it */
+};
+
+/* Takes over manifest and parts, also on failure. */
+int heft_model_make(struct heft_manifest *manifest, struct heft_model_part *parts, uint32_t part_count,
+                    struct heft_model **model_out, struct heft_error *error);
+/* The address of a tensor of the model's manifest. */
+void *heft_model_address(const struct heft_model *model, const struct heft_manifest_tensor *tensor);
+/* Block digests of the manifest's tensors, which lie at `addresses`, into manifest->digests, with `threads`
+ * threads. */
+int heft_digest_tensors(struct heft_manifest *manifest, const uint8_t *const *addresses, uint32_t threads,
+                        struct heft_error *error);
+
+#endif

@@ -1,0 +1,571 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * A replica: regions over the tensors' memory, a manifest that names them, and a record in a directory whose
+ * lease a thread of ours renews (an integration that forgets to renew, or blocks, must not make a good source
+ * vanish). The replica serves whether or not the directory can be reached.
+ */
+#include "base/clock.h"
+#include "base/digest.h"
+#include "base/error.h"
+#include "base/log.h"
+#include "base/random.h"
+#include "format/safetensors.h"
+#include "load/directory.h"
+#include "load/loaded.h"
+#include "load/ranges.h"
+
+#include <inttypes.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#define DEFAULT_LEASE_MS 10000u
+#define MIN_LEASE_MS 100u
+#define RETRY_MS 1000u
+#define CLOSE_WAIT_MS 10000u
+
+struct heft_replica {
+    char name[HEFT_NAME_MAX_BYTES + 1];
+    struct heft_agent *agent;
+    int own_agent;
+    struct heft_model *model; /* NULL: the caller's tensors */
+    struct heft_manifest *manifest;
+    struct heft_region **regions;
+    uint32_t region_count;
+    struct heft_directory *directory;
+    struct heft_record record;
+    uint32_t lease_ms;
+
+    pthread_t thread;
+    int thread_started;
+    pthread_mutex_t lock;
+    pthread_cond_t wake;
+    int stop;
+    uint64_t epoch, lease_end_ns;
+    struct heft_replica_status status; /* published, counters, last_error */
+};
+
+/* ---- the table of tensors ---- */
+
+/* Row-major over the held box, the only layout that moves as one range. */
+static int check_strides(const struct heft_held_tensor *tensor, struct heft_error *error)
+{
+    const uint64_t *shape = tensor->box_size ? tensor->box_size : tensor->shape;
+    uint64_t expected = 1;
+    uint32_t dim;
+
+    for (dim = tensor->rank; tensor->strides && dim > 0; dim--) {
+        if (shape[dim - 1] != 1 && tensor->strides[dim - 1] != (int64_t)expected)
+            return heft_error_set(error, HEFT_ERR_UNSUPPORTED,
+                                  "tensor %s is not row-major: stride %" PRId64
+                                  " at dimension %u where %" PRIu64
+                                  " is expected; make it contiguous, or publish it as contiguous parts",
+                                  tensor->name, tensor->strides[dim - 1], dim - 1, expected);
+        if (__builtin_mul_overflow(expected, shape[dim - 1], &expected))
+            return heft_error_set(error, HEFT_ERR_SHAPE_OVERFLOW, "tensor %s: its size overflows",
+                                  tensor->name);
+    }
+    return HEFT_OK;
+}
+
+static int held_bytes(const struct heft_held_tensor *tensor, uint32_t bits, uint64_t *bytes_out,
+                      struct heft_error *error)
+{
+    const uint64_t *shape = tensor->box_size ? tensor->box_size : tensor->shape;
+    uint64_t total = bits;
+    uint32_t dim;
+
+    if (bits == 0)
+        return heft_error_set(error, HEFT_ERR_DTYPE,
+                              "tensor %s: dtype %s is not known, so its size isn't either", tensor->name,
+                              tensor->dtype);
+    for (dim = 0; dim < tensor->rank; dim++)
+        if (__builtin_mul_overflow(total, shape[dim], &total))
+            return heft_error_set(error, HEFT_ERR_SHAPE_OVERFLOW, "tensor %s: its size overflows",
+                                  tensor->name);
+    if (total % 8)
+        return heft_error_set(error, HEFT_ERR_MISALIGNED, "tensor %s does not end on a byte", tensor->name);
+    *bytes_out = total / 8;
+    return HEFT_OK;
+}
+
+static int add_held(struct heft_replica *replica, const struct heft_held_tensor *held,
+                    const struct heft_range_piece *piece, struct heft_error *error)
+{
+    struct heft_manifest_tensor tensor = {
+        .name = held->name,
+        .name_bytes = (uint32_t)strlen(held->name),
+        .rank = held->rank,
+        .dtype = held->dtype,
+        .dtype_bits = heft_dtype_bits(held->dtype, strlen(held->dtype)),
+        .file = piece->range == UINT64_MAX ? 0 : (uint32_t)piece->range,
+        .shape = held->shape,
+        .box_start = held->box_start,
+        .box_size = held->box_size,
+        .offset_bytes = piece->offset_bytes,
+        .size_bytes = piece->size_bytes,
+    };
+
+    return heft_manifest_add_tensor(replica->manifest, &tensor, error);
+}
+
+static int register_range(struct heft_replica *replica, struct heft_memory *memory, uint8_t *address,
+                          uint64_t size_bytes, struct heft_error *error)
+{
+    struct heft_region_options options = HEFT_REGION_OPTIONS_INIT;
+    struct heft_region *region;
+    int rc;
+
+    options.flags = HEFT_REGION_REMOTE_READ;
+    options.memory = memory;
+    options.address = address;
+    options.length_bytes = size_bytes;
+    rc = heft_region_register(replica->agent, &options, &region, error);
+    if (rc)
+        return heft_error_prefix(error, rc, "registering %" PRIu64 " bytes to serve", size_bytes);
+    replica->regions[replica->region_count++] = region;
+    return heft_manifest_add_file(replica->manifest, "", size_bytes, heft_region_id(region), NULL, error);
+}
+
+static int hold_tensors(struct heft_replica *replica, const struct heft_replica_options *options,
+                        struct heft_error *error)
+{
+    uint64_t count = options->tensor_count, index, range_count = 0;
+    struct heft_range_piece *pieces = calloc(count ? count : 1, sizeof(*pieces));
+    struct heft_range *ranges = NULL;
+    int rc = HEFT_OK;
+
+    if (!pieces)
+        return heft_error_set(error, HEFT_ERR_NO_MEMORY, "describing %" PRIu64 " tensors", count);
+    for (index = 0; index < count && !rc; index++) {
+        const struct heft_held_tensor *tensor = &options->tensors[index];
+
+        rc = check_strides(tensor, error);
+        if (!rc)
+            rc = held_bytes(tensor, heft_dtype_bits(tensor->dtype, strlen(tensor->dtype)),
+                            &pieces[index].size_bytes, error);
+        pieces[index].address = tensor->address;
+    }
+    if (!rc)
+        rc = heft_ranges_make(pieces, count, &ranges, &range_count, error);
+    if (!rc) {
+        replica->regions = calloc(range_count + 1, sizeof(*replica->regions));
+        if (!replica->regions)
+            rc = heft_error_set(error, HEFT_ERR_NO_MEMORY, "registering %" PRIu64 " ranges", range_count);
+    }
+    for (index = 0; index < range_count && !rc; index++)
+        rc = register_range(replica, NULL, ranges[index].address, ranges[index].size_bytes, error);
+    if (!rc && range_count == 0)
+        rc = heft_manifest_add_file(replica->manifest, "", 0, 0, NULL,
+                                    error); /* empty tensors lie somewhere too */
+    for (index = 0; index < count && !rc; index++)
+        rc = add_held(replica, &options->tensors[index], &pieces[index], error);
+    free(ranges);
+    free(pieces);
+    return rc;
+}
+
+static int hold_model(struct heft_replica *replica, struct heft_error *error)
+{
+    const struct heft_model *model = replica->model;
+    uint64_t index;
+    uint32_t part;
+    int rc = HEFT_OK;
+
+    replica->regions = calloc(model->part_count + 1, sizeof(*replica->regions));
+    if (!replica->regions)
+        return heft_error_set(error, HEFT_ERR_NO_MEMORY, "registering the model");
+    for (part = 0; part < model->part_count && !rc; part++)
+        rc = register_range(replica, model->parts[part].memory, model->parts[part].address,
+                            model->parts[part].size_bytes, error);
+    for (index = 0; index < model->manifest->tensor_count && !rc; index++)
+        rc = heft_manifest_add_tensor(replica->manifest, &model->manifest->tensors[index], error);
+    return rc;
+}
+
+/* The model's identity with the fields that the caller set in their place. */
+static int set_identity(struct heft_replica *replica, const struct heft_model_identity *given,
+                        struct heft_error *error)
+{
+    struct heft_identity_pair pairs[HEFT_IDENTITY_MAX_PAIRS];
+    struct heft_identity identity = {.model = "", .revision = "", .stage = "raw", .engine = "", .rank = ""};
+    uint32_t index;
+
+    if (replica->model)
+        identity = replica->model->manifest->identity;
+    if (given->model)
+        identity.model = given->model;
+    if (given->revision)
+        identity.revision = given->revision;
+    if (given->stage)
+        identity.stage = given->stage;
+    if (given->engine)
+        identity.engine = given->engine;
+    if (given->rank)
+        identity.rank = given->rank;
+    if (given->pair_count > HEFT_IDENTITY_MAX_PAIRS)
+        return heft_error_set(error, HEFT_ERR_TOO_MANY, "an identity has at most %u pairs, not %u",
+                              HEFT_IDENTITY_MAX_PAIRS, given->pair_count);
+    for (index = 0; index < given->pair_count; index++)
+        pairs[index] = (struct heft_identity_pair){given->keys[index], given->values[index]};
+    if (given->pair_count > 0) {
+        identity.pairs = pairs;
+        identity.pair_count = given->pair_count;
+    }
+    if (!identity.model[0] || !identity.revision[0])
+        return heft_error_set(
+            error, HEFT_ERR_INVALID,
+            "a replica needs a model and an immutable revision in its identity: without them nobody could "
+            "know which bytes it holds");
+    return heft_manifest_set_identity(replica->manifest, &identity, error);
+}
+
+static int copy_or_make_digests(struct heft_replica *replica, const struct heft_replica_options *options,
+                                struct heft_error *error)
+{
+    struct heft_manifest *manifest = replica->manifest;
+    const struct heft_manifest *known = replica->model ? replica->model->manifest : NULL;
+    const uint8_t **addresses;
+    long cores = sysconf(_SC_NPROCESSORS_ONLN);
+    uint64_t index;
+    int rc;
+
+    if (known && known->digests) {
+        rc = heft_manifest_want_digests(manifest, error);
+        for (index = 0; index < manifest->tensor_count && !rc; index++) {
+            const struct heft_manifest_tensor *tensor = &manifest->tensors[index];
+            uint64_t at = heft_manifest_find(known, tensor->name, tensor->name_bytes);
+
+            HEFT_ASSERT(at != UINT64_MAX);
+            memcpy(manifest->digests + tensor->first_block, known->digests + known->tensors[at].first_block,
+                   heft_block_count(tensor->size_bytes) * sizeof(uint64_t));
+        }
+        return rc;
+    }
+    if (options->no_digests)
+        return HEFT_OK;
+    addresses = calloc(manifest->tensor_count ? manifest->tensor_count : 1, sizeof(*addresses));
+    if (!addresses)
+        return heft_error_set(error, HEFT_ERR_NO_MEMORY, "making digests");
+    for (index = 0; index < options->tensor_count && !replica->model; index++) {
+        const struct heft_held_tensor *held = &options->tensors[index];
+
+        addresses[heft_manifest_find(manifest, held->name, strlen(held->name))] = held->address;
+    }
+    for (index = 0; index < manifest->tensor_count && replica->model; index++) {
+        const struct heft_manifest_tensor *tensor = &manifest->tensors[index];
+
+        addresses[index] = heft_model_address(replica->model, tensor);
+    }
+    rc = heft_digest_tensors(manifest, addresses, cores > 8 ? 8 : cores > 0 ? (uint32_t)cores : 1, error);
+    free(addresses);
+    return rc;
+}
+
+static int publish_manifest(struct heft_replica *replica, struct heft_error *error)
+{
+    struct heft_buf buf;
+    int rc;
+
+    heft_buf_init(&buf, HEFT_MANIFEST_MAX_BYTES);
+    rc = heft_manifest_encode(replica->manifest, &buf);
+    if (!rc)
+        rc = heft_agent_set_document(replica->agent, "manifest", buf.data, buf.size, error);
+    else
+        (void)heft_error_set(error, rc, "encoding the manifest of %s", replica->name);
+    heft_buf_free(&buf);
+    return rc;
+}
+
+/* ---- the record and its lease ---- */
+
+static int make_record(struct heft_replica *replica, struct heft_error *error)
+{
+    struct heft_record *record = &replica->record;
+    const struct heft_manifest *manifest = replica->manifest;
+    char addresses[HEFT_RECORD_MAX_ADDRESSES_BYTES];
+    int rc = heft_agent_addresses(replica->agent, addresses, sizeof(addresses));
+
+    if (rc)
+        return heft_error_set(error, rc, "the replica's addresses do not fit a record");
+    if (!addresses[0])
+        return heft_error_set(error, HEFT_ERR_INVALID,
+                              "the replica's agent does not listen: nobody could reach it");
+    record->name = strdup(replica->name);
+    record->addresses = strdup(addresses);
+    if (!record->name || !record->addresses || heft_record_set_identity(record, &manifest->identity))
+        return heft_error_set(error, HEFT_ERR_NO_MEMORY, "making the replica's record");
+    record->generation = heft_agent_generation(replica->agent);
+    record->token = heft_agent_token(replica->agent);
+    record->table_digest = manifest->table_digest;
+    record->content_digest = heft_manifest_content_digest(manifest);
+    record->tensor_count = manifest->tensor_count;
+    record->total_bytes = manifest->total_bytes;
+    record->block_count = record->held_blocks = manifest->block_count;
+    record->lease_ms = replica->lease_ms;
+    return HEFT_OK;
+}
+
+static void note(struct heft_replica *replica, int rc, const struct heft_error *error, uint64_t asked_ns,
+                 uint64_t epoch)
+{
+    (void)pthread_mutex_lock(&replica->lock);
+    replica->status.published = rc == HEFT_OK;
+    if (rc == HEFT_OK) {
+        replica->epoch = epoch;
+        /* From before the call: the directory's own count can only be later. */
+        replica->lease_end_ns = asked_ns + replica->lease_ms * HEFT_NS_PER_MS;
+        replica->status.last_error = (struct heft_error)HEFT_ERROR_INIT;
+    } else {
+        replica->status.last_error = *error;
+        replica->status.last_error.code = rc;
+    }
+    (void)pthread_mutex_unlock(&replica->lock);
+}
+
+static int publish_record(struct heft_replica *replica, struct heft_error *error)
+{
+    uint64_t asked_ns = heft_now_ns(), epoch = 0;
+    int rc = replica->directory->ops->publish(replica->directory, &replica->record, &epoch, error);
+
+    note(replica, rc, error, asked_ns, epoch);
+    return rc;
+}
+
+/* One renewal; publishes again when the directory forgot the record or started anew. */
+static int renew_record(struct heft_replica *replica, struct heft_error *error)
+{
+    uint64_t asked_ns = heft_now_ns(), epoch = 0;
+    int rc = replica->directory->ops->renew(replica->directory, replica->name, &replica->record.generation,
+                                            replica->lease_ms, &epoch, error);
+
+    if (rc == HEFT_ERR_NOT_FOUND || (rc == HEFT_OK && epoch != replica->epoch)) {
+        heft_log(HEFT_LOG_INFO, "the directory %s forgot replica %s: publishing it again",
+                 replica->directory->address, replica->name);
+        rc = publish_record(replica, error);
+        (void)pthread_mutex_lock(&replica->lock);
+        replica->status.republished += rc == HEFT_OK;
+        (void)pthread_mutex_unlock(&replica->lock);
+        return rc;
+    }
+    note(replica, rc, error, asked_ns, epoch);
+    (void)pthread_mutex_lock(&replica->lock);
+    replica->status.renewals += rc == HEFT_OK;
+    (void)pthread_mutex_unlock(&replica->lock);
+    return rc;
+}
+
+static void *lease_thread(void *argument)
+{
+    struct heft_replica *replica = argument;
+    int published, warned = 0;
+
+    (void)pthread_mutex_lock(&replica->lock);
+    published = replica->status.published;
+    while (!replica->stop) {
+        uint64_t pause_ms = published ? replica->lease_ms / 3 : replica->lease_ms / 6;
+        uint64_t at =
+            heft_now_ns() + (published || pause_ms < RETRY_MS ? pause_ms : RETRY_MS) * HEFT_NS_PER_MS;
+        struct timespec when = {(time_t)(at / HEFT_NS_PER_S), (long)(at % HEFT_NS_PER_S)};
+        struct heft_error error = HEFT_ERROR_INIT;
+        int rc, ever = replica->epoch != 0;
+
+        while (!replica->stop && heft_now_ns() < at)
+            (void)pthread_cond_clockwait(&replica->wake, &replica->lock, CLOCK_MONOTONIC, &when);
+        if (replica->stop)
+            break;
+        (void)pthread_mutex_unlock(&replica->lock);
+        rc = ever ? renew_record(replica, &error) : publish_record(replica, &error);
+        if (rc && !warned)
+            heft_log(HEFT_LOG_WARN, "replica %s is not in the directory %s: %s; it serves, and tries again",
+                     replica->name, replica->directory->address, error.text);
+        warned = rc != HEFT_OK;
+        published = rc == HEFT_OK;
+        (void)pthread_mutex_lock(&replica->lock);
+        if (rc == HEFT_ERR_STALE)
+            break; /* a newer process has this name: renewing against it would be a fight */
+    }
+    (void)pthread_mutex_unlock(&replica->lock);
+    return NULL;
+}
+
+static int start_publishing(struct heft_replica *replica, struct heft_error *error)
+{
+    int rc = make_record(replica, error);
+
+    if (rc || !replica->directory)
+        return rc;
+    rc = publish_record(replica, error);
+    if (rc && heft_error_class(rc) != HEFT_CLASS_RETRY)
+        return heft_error_prefix(error, rc, "publishing replica %s", replica->name);
+    if (rc)
+        heft_log(HEFT_LOG_WARN,
+                 "the directory %s can't be reached now: %s; replica %s serves and tries again",
+                 replica->directory->address, error ? error->text : "", replica->name);
+    rc = pthread_create(&replica->thread, NULL, lease_thread, replica);
+    if (rc)
+        return heft_error_set_errno(error, rc, "starting the lease thread of %s", replica->name);
+    replica->thread_started = 1;
+    return HEFT_OK;
+}
+
+/* ---- open and close ---- */
+
+static int take_agent(struct heft_replica *replica, const struct heft_replica_options *options,
+                      struct heft_error *error)
+{
+    struct heft_agent_options agent = HEFT_AGENT_OPTIONS_INIT;
+    char host[64] = "replica";
+    uint32_t salt;
+    int rc;
+
+    if (options->agent) {
+        /* Peers check the agent's name in the handshake: a record under another name could never be used. */
+        if (options->name && strcmp(options->name, heft_agent_name(options->agent)) != 0)
+            return heft_error_set(error, HEFT_ERR_INVALID, "the replica's name %s is not its agent's name %s",
+                                  options->name, heft_agent_name(options->agent));
+        replica->agent = options->agent;
+        (void)snprintf(replica->name, sizeof(replica->name), "%s", heft_agent_name(options->agent));
+        return HEFT_OK;
+    }
+    heft_random_bytes(&salt, sizeof(salt));
+    (void)gethostname(host, sizeof(host) - 1);
+    if (options->name)
+        (void)snprintf(replica->name, sizeof(replica->name), "%s", options->name);
+    else
+        (void)snprintf(replica->name, sizeof(replica->name), "%s-%d-%04x", host, (int)getpid(),
+                       salt & 0xffff);
+    agent.name = replica->name;
+    agent.listen = options->listen ? options->listen : "unix,127.0.0.1:0";
+    rc = heft_agent_open(&agent, &replica->agent, error);
+    replica->own_agent = rc == HEFT_OK;
+    return rc;
+}
+
+int heft_replica_publish(const struct heft_replica_options *options, struct heft_replica **replica_out,
+                         struct heft_error *error)
+{
+    struct heft_replica *replica = calloc(1, sizeof(*replica));
+    struct heft_error local = HEFT_ERROR_INIT;
+    int rc;
+
+    if (!error)
+        error = &local;
+    if (!replica)
+        return heft_error_set(error, HEFT_ERR_NO_MEMORY, "making a replica");
+    (void)pthread_mutex_init(&replica->lock, NULL);
+    (void)pthread_cond_init(&replica->wake, NULL);
+    replica->lease_ms = options->lease_ms ? options->lease_ms : DEFAULT_LEASE_MS;
+    replica->directory = options->directory;
+    rc = HEFT_OK;
+    if ((options->model != NULL) == (options->tensors != NULL))
+        rc = heft_error_set(error, HEFT_ERR_INVALID, "a replica serves either a model or a table of tensors");
+    else if (replica->lease_ms < MIN_LEASE_MS)
+        rc = heft_error_set(error, HEFT_ERR_INVALID, "a lease of %u ms is too short: at least %u",
+                            replica->lease_ms, MIN_LEASE_MS);
+    if (!rc)
+        rc = take_agent(replica, options, error);
+    if (!rc) {
+        replica->manifest = heft_manifest_new();
+        rc = replica->manifest ? HEFT_OK : heft_error_set(error, HEFT_ERR_NO_MEMORY, "making a replica");
+    }
+    if (!rc && options->model) {
+        replica->model = options->model;
+        (void)__atomic_add_fetch(&replica->model->users, 1, __ATOMIC_ACQ_REL);
+    }
+    if (!rc)
+        rc = set_identity(replica, &options->identity, error);
+    if (!rc)
+        rc = replica->model ? hold_model(replica, error) : hold_tensors(replica, options, error);
+    if (!rc)
+        rc = heft_manifest_finish(replica->manifest, error);
+    if (!rc)
+        rc = copy_or_make_digests(replica, options, error);
+    if (!rc)
+        rc = publish_manifest(replica, error);
+    if (!rc)
+        rc = start_publishing(replica, error);
+    if (rc) {
+        heft_replica_close(replica);
+        return rc;
+    }
+    *replica_out = replica;
+    return HEFT_OK;
+}
+
+static void deregister_all(struct heft_replica *replica)
+{
+    uint64_t end_ns = heft_now_ns() + CLOSE_WAIT_MS * HEFT_NS_PER_MS;
+    uint32_t index;
+
+    for (index = 0; index < replica->region_count; index++) {
+        int rc;
+
+        while ((rc = heft_region_deregister(replica->regions[index], NULL)) == HEFT_ERR_BUSY &&
+               heft_now_ns() < end_ns)
+            (void)usleep(1000);
+        if (rc)
+            heft_log(HEFT_LOG_ERROR, "replica %s: a region is still read by a peer after %u ms",
+                     replica->name, CLOSE_WAIT_MS);
+    }
+}
+
+void heft_replica_close(struct heft_replica *replica)
+{
+    if (!replica)
+        return;
+    (void)pthread_mutex_lock(&replica->lock);
+    replica->stop = 1;
+    (void)pthread_cond_broadcast(&replica->wake);
+    (void)pthread_mutex_unlock(&replica->lock);
+    if (replica->thread_started)
+        (void)pthread_join(replica->thread, NULL);
+    if (replica->directory && replica->epoch != 0)
+        (void)replica->directory->ops->withdraw(replica->directory, replica->name,
+                                                &replica->record.generation, NULL);
+    if (replica->own_agent) {
+        if (heft_agent_close(replica->agent, NULL))
+            heft_log(HEFT_LOG_ERROR, "replica %s: its agent is still in use", replica->name);
+    } else if (replica->agent) {
+        (void)heft_agent_set_document(replica->agent, "manifest", NULL, 0, NULL);
+        deregister_all(replica);
+    }
+    if (replica->model)
+        (void)__atomic_sub_fetch(&replica->model->users, 1, __ATOMIC_ACQ_REL);
+    heft_record_free(&replica->record);
+    heft_manifest_free(replica->manifest);
+    free(replica->regions);
+    (void)pthread_mutex_destroy(&replica->lock);
+    (void)pthread_cond_destroy(&replica->wake);
+    free(replica);
+}
+
+void heft_replica_get_status(struct heft_replica *replica, struct heft_replica_status *status_out)
+{
+    struct heft_agent_stats stats = {.size = sizeof(stats)};
+    struct heft_replica_status status;
+    size_t size = status_out->size < sizeof(status) ? status_out->size : sizeof(status);
+    uint64_t now = heft_now_ns();
+
+    heft_agent_get_stats(replica->agent, &stats);
+    (void)pthread_mutex_lock(&replica->lock);
+    status = replica->status;
+    status.lease_left_ms = replica->lease_end_ns > now ? (replica->lease_end_ns - now) / HEFT_NS_PER_MS : 0;
+    (void)pthread_mutex_unlock(&replica->lock);
+    status.size = size;
+    status.bytes_served = stats.bytes_served;
+    status.readers = stats.peers_accepted;
+    memcpy(status_out, &status, size);
+}
+
+struct heft_agent *heft_replica_agent(struct heft_replica *replica)
+{
+    return replica->agent;
+}
+
+const char *heft_replica_name(const struct heft_replica *replica)
+{
+    return replica->name;
+}

@@ -1,0 +1,195 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The load report (docs/report.md): what was loaded, from where, by which route and why, how fast, what it
+ * cost, and for each source that was not used, the reason. Times are seconds, rates bytes a second.
+ */
+#include "base/clock.h"
+#include "load/load.h"
+
+#include <jansson.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/resource.h>
+
+static double seconds(uint64_t ns)
+{
+    return (double)ns / (double)HEFT_NS_PER_S;
+}
+
+/* A JSON string even of bytes that are not UTF-8 (names come from files and peers). */
+static json_t *text(const char *value)
+{
+    json_t *made = json_string(value ? value : "");
+
+    return made ? made : json_string("(not UTF-8)");
+}
+
+static json_t *number(uint64_t value)
+{
+    return json_integer((json_int_t)value);
+}
+
+static double rate(uint64_t bytes, uint64_t ns)
+{
+    return ns ? (double)bytes / seconds(ns) : 0;
+}
+
+static json_t *error_object(const struct heft_error *error)
+{
+    json_t *object = json_object();
+
+    (void)json_object_set_new(object, "code", json_string(heft_error_name(error->code)));
+    (void)json_object_set_new(object, "text", text(error->text));
+    return object;
+}
+
+static json_t *source_object(const struct heft_source *source, uint64_t total_bytes)
+{
+    static const char *const states[] = {"", "unused", "used", "lost", "refused"};
+    json_t *object = json_object(), *routes = json_array();
+    uint64_t took = source->last_ns > source->first_ns ? source->last_ns - source->first_ns : 0;
+    int index;
+
+    (void)json_object_set_new(object, "name", text(source->name));
+    (void)json_object_set_new(object, "kind",
+                              json_string(source->kind == HEFT_SOURCE_FILES ? "file" : "peer"));
+    if (source->addresses[0])
+        (void)json_object_set_new(object, "addresses", text(source->addresses));
+    (void)json_object_set_new(object, "state", json_string(states[source->state]));
+    (void)json_object_set_new(object, "why", text(source->why));
+    if (source->reason.code)
+        (void)json_object_set_new(object, "reason", error_object(&source->reason));
+    (void)json_object_set_new(object, "bytes", number(source->bytes));
+    (void)json_object_set_new(object, "share",
+                              json_real(total_bytes ? (double)source->bytes / (double)total_bytes : 0));
+    (void)json_object_set_new(object, "chunks", number(source->chunks));
+    (void)json_object_set_new(object, "seconds", json_real(seconds(took)));
+    (void)json_object_set_new(object, "rate", json_real(rate(source->bytes, took)));
+    (void)json_object_set_new(object, "retries", number(source->retries));
+    (void)json_object_set_new(object, "digest_errors", number(source->digest_errors));
+    for (index = 0; index < HEFT_SOURCE_MAX_ROUTES && source->routes[index].transport; index++) {
+        json_t *route = json_object();
+
+        (void)json_object_set_new(route, "transport", json_string(source->routes[index].transport));
+        (void)json_object_set_new(route, "bytes", number(source->routes[index].bytes));
+        (void)json_array_append_new(routes, route);
+    }
+    (void)json_object_set_new(object, "routes", routes);
+    return object;
+}
+
+/* What a planned source would use: the transports' own words. */
+static void add_explanation(const struct heft_load *load, const struct heft_source *source, json_t *object)
+{
+    char words[2048] = "";
+
+    if (source->state != HEFT_SOURCE_READY || !load->agent)
+        return;
+    if (!heft_agent_explain(load->agent, source->peer, HEFT_SPACE_HOST,
+                            source->kind == HEFT_SOURCE_FILES ? HEFT_SPACE_FILE : HEFT_SPACE_HOST, words,
+                            sizeof(words)))
+        (void)json_object_set_new(object, "candidates", text(words));
+}
+
+static void add_model(const struct heft_load *load, json_t *report)
+{
+    const struct heft_load_options *o = &load->options;
+    const struct heft_manifest *reference = load->found ? load->found->reference : NULL;
+    json_t *layout = json_object();
+
+    (void)json_object_set_new(report, "model", text(reference ? reference->identity.model : o->model));
+    (void)json_object_set_new(report, "asked_for", text(o->model));
+    if (reference) {
+        (void)json_object_set_new(report, "revision", text(reference->identity.revision));
+        (void)json_object_set_new(report, "model_bytes", number(reference->total_bytes));
+        (void)json_object_set_new(report, "model_tensors", number(reference->tensor_count));
+    }
+    (void)json_object_set_new(layout, "rank", number(o->rank));
+    (void)json_object_set_new(layout, "ranks", number(o->ranks ? o->ranks : 1));
+    (void)json_object_set_new(layout, "split",
+                              json_string(o->ranks <= 1                        ? "none"
+                                          : o->split == HEFT_LOAD_SPLIT_COLUMN ? "column"
+                                                                               : "row"));
+    if (load->layout) {
+        (void)json_object_set_new(layout, "tensors", number(load->layout->tensor_count));
+        (void)json_object_set_new(layout, "split_tensors", number(load->layout->split_count));
+        (void)json_object_set_new(layout, "wanted_bytes", number(load->layout->wanted_bytes));
+    }
+    if (load->plan)
+        (void)json_object_set_new(layout, "chunks", number(load->plan->chunk_count));
+    (void)json_object_set_new(report, "layout", layout);
+}
+
+static void add_times(const struct heft_load *load, json_t *report)
+{
+    json_t *stages = json_object();
+    uint64_t move = load->stage_ns[HEFT_STAGE_MOVE];
+    uint64_t total = (load->ended_ns ? load->ended_ns : heft_now_ns()) - load->started_ns;
+
+    (void)json_object_set_new(stages, "init_s", json_real(seconds(load->stage_ns[HEFT_STAGE_INIT])));
+    (void)json_object_set_new(stages, "plan_s", json_real(seconds(load->stage_ns[HEFT_STAGE_PLAN])));
+    (void)json_object_set_new(stages, "move_s", json_real(seconds(move)));
+    (void)json_object_set_new(stages, "verify_s", json_real(seconds(load->stage_ns[HEFT_STAGE_VERIFY])));
+    (void)json_object_set_new(stages, "publish_s", json_real(seconds(load->stage_ns[HEFT_STAGE_PUBLISH])));
+    (void)json_object_set_new(report, "stages", stages);
+    (void)json_object_set_new(report, "seconds", json_real(seconds(total)));
+    (void)json_object_set_new(report, "bytes", number(load->bytes_done));
+    (void)json_object_set_new(report, "bytes_total", number(load->bytes_total));
+    (void)json_object_set_new(report, "rate", json_real(rate(load->bytes_done, move)));
+}
+
+static void add_costs(const struct heft_load *load, json_t *report)
+{
+    json_t *verified = json_object(), *memory = json_object();
+    struct rusage usage;
+
+    (void)json_object_set_new(verified, "blocks", number(load->blocks_verified));
+    (void)json_object_set_new(verified, "blocks_total", number(load->blocks_total));
+    (void)json_object_set_new(verified, "against", text(load->verified_against));
+    (void)json_object_set_new(report, "verified", verified);
+    if (!getrusage(RUSAGE_SELF, &usage)) {
+        (void)json_object_set_new(memory, "peak_resident_bytes", number((uint64_t)usage.ru_maxrss * 1024));
+        (void)json_object_set_new(
+            report, "cpu_s",
+            json_real((double)usage.ru_utime.tv_sec + (double)usage.ru_utime.tv_usec / 1e6 +
+                      (double)usage.ru_stime.tv_sec + (double)usage.ru_stime.tv_usec / 1e6));
+    }
+    (void)json_object_set_new(memory, "kind", text(load->memory_kind));
+    (void)json_object_set_new(memory, "page_bytes", number(load->memory_page_bytes));
+    (void)json_object_set_new(report, "memory", memory);
+}
+
+struct json_t *heft_report_make(const struct heft_load *load)
+{
+    json_t *report = json_object(), *sources = json_array();
+    uint32_t index;
+
+    if (!report || !sources) {
+        json_decref(report);
+        json_decref(sources);
+        return NULL;
+    }
+    (void)json_object_set_new(report, "report_version", json_integer(1));
+    add_model(load, report);
+    (void)json_object_set_new(report, "stage", json_string(heft_stage_name(load->stage)));
+    (void)json_object_set_new(report, "status",
+                              json_string(load->ended_ns ? heft_error_name(load->status) : "AGAIN"));
+    if (load->ended_ns && load->status)
+        (void)json_object_set_new(report, "error", error_object(&load->error));
+    add_times(load, report);
+    for (index = 0; load->found && index < load->found->count; index++) {
+        json_t *object = source_object(load->found->sources[index], load->bytes_total);
+
+        if (load->options.flags & HEFT_LOAD_EXPLAIN)
+            add_explanation(load, load->found->sources[index], object);
+        (void)json_array_append_new(sources, object);
+    }
+    (void)json_object_set_new(report, "sources", sources);
+    add_costs(load, report);
+    return report;
+}
+
+char *heft_report_text(struct json_t *report)
+{
+    return report ? json_dumps(report, JSON_INDENT(2) | JSON_REAL_PRECISION(6)) : NULL;
+}

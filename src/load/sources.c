@@ -1,0 +1,587 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Candidates are gathered first (files, records, named peers), then replicas are connected side by side: one
+ * that does not answer costs a short grace, not its whole timeout, as soon as another source is ready. A
+ * connection that comes too late is dropped; its thread is joined when the load is freed.
+ */
+#include "load/sources.h"
+#include "base/clock.h"
+#include "base/digest.h"
+#include "base/error.h"
+#include "base/log.h"
+
+#include <inttypes.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define FILE_CREDITS 32u
+#define PEER_CREDITS 8u
+#define CONNECT_TIMEOUT_MS 3000u
+#define CONNECT_GRACE_MS 400u
+#define MAX_CANDIDATES (HEFT_PLAN_MAX_SOURCES - 1)
+
+struct candidate {
+    struct hunt *hunt;
+    struct heft_source *source;
+    struct heft_load_peer where;
+    uint64_t table_digest; /* from the record; 0: not known */
+    pthread_t thread;
+    int started, done; /* done: under the hunt's lock */
+    int taken;         /* its outcome was used */
+    /* The thread's outcome, moved to the source when taken. */
+    struct heft_peer *peer;
+    struct heft_manifest *manifest;
+    struct heft_error error;
+};
+
+struct hunt { /* one search; shared with the connecting threads */
+    struct heft_agent *agent;
+    pthread_mutex_t lock;
+    pthread_cond_t changed;
+    struct candidate *candidates;
+    uint32_t count;
+};
+
+/* What heft_found owns beyond the public part. */
+struct found_all {
+    struct heft_found found;
+    struct hunt hunt;
+    struct heft_record_list records;
+};
+
+int heft_sources_parse(const char *text, int *files_out, int *peers_out, struct heft_error *error)
+{
+    int files = 0, peers = 0;
+    const char *at = text ? text : "auto";
+
+    while (*at) {
+        size_t size = strcspn(at, "+");
+
+        if (size == 4 && strncmp(at, "auto", 4) == 0)
+            files = peers = 1;
+        else if (size == 4 && strncmp(at, "file", 4) == 0)
+            files = 1;
+        else if (size == 4 && strncmp(at, "peer", 4) == 0)
+            peers = 1;
+        else if ((size == 6 && strncmp(at, "object", 6) == 0) || (size == 3 && strncmp(at, "gds", 3) == 0))
+            return heft_error_set(error, HEFT_ERR_UNSUPPORTED,
+                                  "source '%.*s' is not supported by this build; use file, peer or auto",
+                                  (int)size, at);
+        else
+            return heft_error_set(error, HEFT_ERR_INVALID,
+                                  "unknown source '%.*s': use auto, file, peer, or file+peer", (int)size, at);
+        at += size;
+        if (*at == '+' && *++at == 0)
+            return heft_error_set(error, HEFT_ERR_INVALID, "source '%s' ends with '+'", text);
+    }
+    if (!files && !peers)
+        return heft_error_set(error, HEFT_ERR_INVALID,
+                              "the source is empty: use auto, file, peer, or file+peer");
+    *files_out = files;
+    *peers_out = peers;
+    return HEFT_OK;
+}
+
+static struct heft_source *add_source(struct heft_found *found, enum heft_source_kind kind, const char *name)
+{
+    struct heft_source *source = calloc(1, sizeof(*source));
+    struct heft_source **grown;
+
+    if (!source)
+        return NULL;
+    grown = realloc(found->sources, (found->count + 1) * sizeof(struct heft_source *));
+    if (!grown) {
+        free(source);
+        return NULL;
+    }
+    found->sources = grown;
+    found->sources[found->count++] = source;
+    source->kind = kind;
+    source->state = HEFT_SOURCE_REFUSED;
+    source->credits = kind == HEFT_SOURCE_FILES ? FILE_CREDITS : PEER_CREDITS;
+    (void)snprintf(source->name, sizeof(source->name), "%s", name);
+    return source;
+}
+
+static void refuse(struct heft_source *source, const struct heft_error *error)
+{
+    source->state = HEFT_SOURCE_REFUSED;
+    source->reason = *error;
+    heft_log(HEFT_LOG_INFO, "source %s refused: %s: %s", source->name, heft_error_name(error->code),
+             error->text);
+}
+
+/* ---- files ---- */
+
+static int register_files(struct heft_found *found, struct heft_agent *agent, struct heft_source *source,
+                          struct heft_error *error)
+{
+    struct heft_opened *opened = found->opened;
+    uint32_t count = opened->manifest->file_count, index;
+    uint64_t *regions = calloc(count ? count : 1, sizeof(*regions));
+
+    found->file_regions = calloc(count ? count : 1, sizeof(*found->file_regions));
+    source->regions = regions;
+    if (!regions || !found->file_regions)
+        return heft_error_set(error, HEFT_ERR_NO_MEMORY, "registering %u files", count);
+    for (index = 0; index < count; index++) {
+        struct heft_region_options options = HEFT_REGION_OPTIONS_INIT;
+        int rc;
+
+        options.space = HEFT_SPACE_FILE;
+        options.fd = opened->fds[index];
+        options.path = opened->paths[index]; /* for messages: the descriptor decides */
+        options.length_bytes = opened->manifest->files[index].size_bytes;
+        rc = heft_region_register(agent, &options, &found->file_regions[index], error);
+        if (rc)
+            return heft_error_prefix(error, rc, "%s", opened->paths[index]);
+        found->file_region_count = index + 1;
+        regions[index] = heft_region_id(found->file_regions[index]);
+    }
+    return HEFT_OK;
+}
+
+static int find_files(const struct heft_load_options *options, struct heft_agent *agent,
+                      struct heft_found *found, struct heft_error *error)
+{
+    struct heft_source *source;
+    int rc = heft_open_model(options->model, &options->model_options, &found->opened, error);
+
+    source = add_source(found, HEFT_SOURCE_FILES, "files");
+    if (!source)
+        return heft_error_set(error, HEFT_ERR_NO_MEMORY, "opening the model's files");
+    if (rc == 0) {
+        (void)snprintf(source->why, sizeof(source->why), "%u file%s on this machine",
+                       found->opened->manifest->file_count,
+                       found->opened->manifest->file_count == 1 ? "" : "s");
+        source->manifest = found->opened->manifest;
+        rc = register_files(found, agent, source, error);
+    }
+    if (rc) {
+        refuse(source, error);
+        return HEFT_OK;
+    }
+    source->state = HEFT_SOURCE_READY;
+    return HEFT_OK;
+}
+
+/* ---- replicas ---- */
+
+static void *connect_thread(void *argument)
+{
+    struct candidate *candidate = argument;
+    struct hunt *hunt = candidate->hunt;
+    struct heft_peer_options options = HEFT_PEER_OPTIONS_INIT;
+    struct heft_error error = HEFT_ERROR_INIT;
+    struct heft_peer *peer = NULL;
+    struct heft_manifest *manifest = NULL;
+    void *bytes = NULL;
+    uint64_t size = 0;
+    int rc;
+
+    options.addresses = candidate->where.addresses;
+    options.name = candidate->where.name;
+    options.generation = candidate->where.generation;
+    options.token = candidate->where.token;
+    options.connect_timeout_ms = CONNECT_TIMEOUT_MS;
+    rc = heft_peer_connect(hunt->agent, &options, &peer, &error);
+    if (!rc)
+        rc = heft_peer_read_document(peer, "manifest", HEFT_MANIFEST_MAX_BYTES, CONNECT_TIMEOUT_MS * 4,
+                                     &bytes, &size, &error);
+    if (!rc)
+        rc = heft_manifest_decode(bytes, size, &manifest, &error);
+    heft_free(bytes);
+
+    (void)pthread_mutex_lock(&hunt->lock);
+    candidate->peer = peer;
+    candidate->manifest = manifest;
+    candidate->error = error;
+    candidate->error.code = rc;
+    candidate->done = 1;
+    (void)pthread_cond_broadcast(&hunt->changed);
+    (void)pthread_mutex_unlock(&hunt->lock);
+    return NULL;
+}
+
+static int same_generation(const struct heft_generation *left, const struct heft_generation *right)
+{
+    return memcmp(left->bytes, right->bytes, sizeof(left->bytes)) == 0;
+}
+
+static struct candidate *add_candidate(struct found_all *all, const char *name, const char *why,
+                                       const struct heft_load_peer *where)
+{
+    struct candidate *candidate;
+    struct heft_source *source;
+
+    if (all->hunt.count == MAX_CANDIDATES)
+        return NULL;
+    source = add_source(&all->found, HEFT_SOURCE_PEER, name);
+    if (!source)
+        return NULL;
+    candidate = &all->hunt.candidates[all->hunt.count++];
+    candidate->hunt = &all->hunt;
+    candidate->source = source;
+    candidate->where = *where;
+    (void)snprintf(source->why, sizeof(source->why), "%s", why);
+    (void)snprintf(source->addresses, sizeof(source->addresses), "%s",
+                   where->addresses ? where->addresses : "");
+    return candidate;
+}
+
+static int is_self(const struct heft_load_options *options, struct heft_agent *agent,
+                   const struct heft_record *record)
+{
+    struct heft_generation own = heft_agent_generation(agent);
+
+    return same_generation(&own, &record->generation) ||
+           (options->self && record->name && strcmp(options->self, record->name) == 0);
+}
+
+/* The records that may hold the wanted model. More than one revision and none asked for is refused, not
+ * guessed. */
+static int ask_directory(const struct heft_load_options *options, struct found_all *all,
+                         const struct heft_identity *wanted, struct heft_error *error)
+{
+    struct heft_record_query query = {.model = wanted->model, .revision = wanted->revision, .stage = "raw"};
+    const char *revision = NULL;
+    size_t index;
+    int rc;
+
+    if (!query.revision || query.revision[0] == 0)
+        query.revision = NULL;
+    rc = options->directory->ops->list(options->directory, &query, &all->records, error);
+    if (rc)
+        return heft_error_prefix(error, rc, "asking the directory %s", options->directory->address);
+    for (index = 0; index < all->records.count; index++) {
+        const struct heft_record *record = &all->records.records[index];
+        struct heft_load_peer where = {record->addresses, record->name, record->generation, record->token};
+        struct candidate *candidate;
+        char why[256];
+
+        if (is_self(options, all->hunt.agent, record))
+            continue;
+        if (revision && strcmp(revision, record->identity.revision) != 0)
+            return heft_error_set(
+                error, HEFT_ERR_INCOMPATIBLE,
+                "the directory lists several revisions of %s (%s, %s, ...): name one as %s@REVISION",
+                wanted->model, revision, record->identity.revision, wanted->model);
+        revision = record->identity.revision;
+        (void)snprintf(why, sizeof(why),
+                       "replica in %.120s, lease %" PRIu64 " ms left, %" PRIu64 " of %" PRIu64 " blocks",
+                       options->directory->address, record->lease_left_ms, record->held_blocks,
+                       record->block_count);
+        candidate = add_candidate(all, record->name, why, &where);
+        if (candidate)
+            candidate->table_digest = record->table_digest;
+    }
+    return HEFT_OK;
+}
+
+static void connect_all(struct found_all *all)
+{
+    struct hunt *hunt = &all->hunt;
+    uint64_t start = heft_now_ns(), end = start + 20 * (uint64_t)CONNECT_TIMEOUT_MS * HEFT_NS_PER_MS;
+    uint64_t grace_end = start + CONNECT_GRACE_MS * HEFT_NS_PER_MS;
+    uint32_t index;
+
+    if (hunt->count == 1) { /* the common case needs no thread */
+        (void)connect_thread(&hunt->candidates[0]);
+        hunt->candidates[0].taken = 1;
+        return;
+    }
+    for (index = 0; index < hunt->count; index++) {
+        struct candidate *candidate = &hunt->candidates[index];
+
+        candidate->started = pthread_create(&candidate->thread, NULL, connect_thread, candidate) == 0;
+        if (!candidate->started)
+            (void)connect_thread(candidate);
+    }
+    (void)pthread_mutex_lock(&hunt->lock);
+    for (;;) {
+        uint32_t done = 0, good = all->found.opened != NULL;
+        uint64_t until = grace_end;
+        struct timespec when;
+
+        for (index = 0; index < hunt->count; index++) {
+            done += (uint32_t)hunt->candidates[index].done;
+            good += (uint32_t)(hunt->candidates[index].done && hunt->candidates[index].manifest != NULL);
+        }
+        if (done == hunt->count || (good && heft_now_ns() >= grace_end) || heft_now_ns() >= end)
+            break;
+        if (heft_now_ns() >= grace_end)
+            until = end;
+        when = (struct timespec){(time_t)(until / HEFT_NS_PER_S), (long)(until % HEFT_NS_PER_S)};
+        (void)pthread_cond_clockwait(&hunt->changed, &hunt->lock, CLOCK_MONOTONIC, &when);
+    }
+    for (index = 0; index < hunt->count; index++)
+        hunt->candidates[index].taken = hunt->candidates[index].done;
+    (void)pthread_mutex_unlock(&hunt->lock);
+}
+
+/* Two holders of the same bytes have the same digests. */
+static int compare_digests(const struct heft_manifest *left, const struct heft_manifest *right,
+                           struct heft_error *error)
+{
+    uint64_t index;
+
+    if (!left->digests || !right->digests)
+        return HEFT_OK;
+    for (index = 0; index < left->tensor_count; index++) {
+        const struct heft_manifest_tensor *a = &left->tensors[index], *b;
+        uint64_t other = heft_manifest_find(right, a->name, a->name_bytes), block;
+
+        if (other == UINT64_MAX)
+            continue;
+        b = &right->tensors[other];
+        if (a->box_start || b->box_start)
+            continue; /* blocks of a part are counted from the part's own start */
+        for (block = 0; block < heft_block_count(a->size_bytes); block++)
+            if (left->digests[a->first_block + block] != right->digests[b->first_block + block] &&
+                heft_manifest_holds(left, a->first_block + block, 1) &&
+                heft_manifest_holds(right, b->first_block + block, 1))
+                return heft_error_set(
+                    error, HEFT_ERR_INCOMPATIBLE,
+                    "it holds other bytes under the same identity: tensor %s, digest block %" PRIu64
+                    " differs",
+                    a->name, block);
+    }
+    return HEFT_OK;
+}
+
+static int compare_with_hub_name(const struct heft_identity *wanted, const struct heft_manifest *manifest,
+                                 struct heft_error *error)
+{
+    if (wanted->model[0] && strcmp(wanted->model, manifest->identity.model) != 0)
+        return heft_error_set(error, HEFT_ERR_INCOMPATIBLE, "it holds model %s, not %s",
+                              manifest->identity.model, wanted->model);
+    if (wanted->revision[0] && strcmp(wanted->revision, manifest->identity.revision) != 0)
+        return heft_error_set(error, HEFT_ERR_INCOMPATIBLE, "it holds revision %s of %s, not %s",
+                              manifest->identity.revision, wanted->model, wanted->revision);
+    return HEFT_OK;
+}
+
+/* Compares what connected, in order; the first that is right becomes the reference when there are no files.
+ */
+static void accept_peers(struct found_all *all, const struct heft_identity *wanted)
+{
+    struct heft_found *found = &all->found;
+    const struct heft_manifest *with_digests = NULL;
+    uint32_t index;
+
+    for (index = 0; index < all->hunt.count; index++) {
+        struct candidate *candidate = &all->hunt.candidates[index];
+        struct heft_source *source = candidate->source;
+        struct heft_error error = HEFT_ERROR_INIT;
+        uint64_t *regions;
+        uint32_t file;
+        int rc;
+
+        if (!candidate->taken) {
+            heft_error_set(&source->reason, HEFT_ERR_DEADLINE, "no answer from %s within %u ms",
+                           source->addresses, CONNECT_GRACE_MS);
+            continue;
+        }
+        source->peer = candidate->peer;
+        source->manifest = candidate->manifest;
+        candidate->peer = NULL;
+        candidate->manifest = NULL;
+        if (candidate->error.code) {
+            refuse(source, &candidate->error);
+            continue;
+        }
+        rc = found->reference ? heft_manifest_compare(found->reference, source->manifest, &error)
+                              : compare_with_hub_name(wanted, source->manifest, &error);
+        if (!rc && with_digests)
+            rc = compare_digests(with_digests, source->manifest, &error);
+        regions = rc ? NULL : calloc(source->manifest->file_count + 1, sizeof(*regions));
+        if (!rc && !regions)
+            rc = heft_error_set(&error, HEFT_ERR_NO_MEMORY, "listing the replica's regions");
+        if (rc) {
+            error.code = rc;
+            refuse(source, &error);
+            continue;
+        }
+        for (file = 0; file < source->manifest->file_count; file++)
+            regions[file] = source->manifest->files[file].region;
+        source->regions = regions;
+        source->state = HEFT_SOURCE_READY;
+        if (!found->reference)
+            found->reference = source->manifest;
+        if (!with_digests && source->manifest->digests)
+            with_digests = source->manifest;
+    }
+}
+
+/* ---- together ---- */
+
+static void sort_ready_first(struct heft_found *found)
+{
+    uint32_t index, ready = 0;
+
+    for (index = 0; index < found->count; index++) {
+        struct heft_source *source = found->sources[index];
+
+        if (source->state != HEFT_SOURCE_READY)
+            continue;
+        memmove(&found->sources[ready + 1], &found->sources[ready],
+                (index - ready) * sizeof(struct heft_source *));
+        found->sources[ready++] = source;
+    }
+    found->ready = ready;
+}
+
+static int nothing_found(const struct heft_load_options *options, const struct heft_found *found,
+                         struct heft_error *error)
+{
+    char text[HEFT_ERROR_TEXT_BYTES] = "";
+    size_t used = 0;
+    uint32_t index;
+    int code = HEFT_ERR_NOT_FOUND;
+
+    if (found->count == 0)
+        return heft_error_set(error, HEFT_ERR_NOT_FOUND,
+                              "no source for %s: nothing lists a replica of it; name a directory or a path",
+                              options->model);
+    for (index = 0; index < found->count && used < sizeof(text) - 1; index++) {
+        int size = snprintf(text + used, sizeof(text) - used, "%s%s: %s", index ? "; " : "",
+                            found->sources[index]->name, found->sources[index]->reason.text);
+
+        used += size > 0 ? (size_t)size : 0;
+        /* The most telling code: what is wrong with something that is there, before what is not there. */
+        if (found->sources[index]->reason.code != HEFT_ERR_NOT_FOUND)
+            code = found->sources[index]->reason.code;
+    }
+    if (found->count == 1) {
+        *error = found->sources[0]->reason;
+        return error->code;
+    }
+    return heft_error_set(error, code, "no source for %s: %s", options->model, text);
+}
+
+/* What the caller wants, as far as it is known: from the files, else from the reference itself. */
+static void wanted_identity(const struct heft_load_options *options, const struct heft_found *found,
+                            const struct heft_ref *ref, struct heft_identity *wanted)
+{
+    *wanted = (struct heft_identity){.model = "", .revision = "", .stage = "raw", .engine = "", .rank = ""};
+    if (found->reference) {
+        *wanted = found->reference->identity;
+        return;
+    }
+    if (ref->kind == HEFT_REF_HUB) {
+        wanted->model = ref->name;
+        wanted->revision = options->model_options.revision ? options->model_options.revision : ref->revision;
+    }
+}
+
+int heft_sources_find(const struct heft_load_options *options, struct heft_agent *agent,
+                      struct heft_found **found_out, struct heft_error *error)
+{
+    struct found_all *all = calloc(1, sizeof(*all));
+    struct heft_error local = HEFT_ERROR_INIT;
+    struct heft_identity wanted;
+    struct heft_ref ref = {.kind = HEFT_REF_PATH};
+    int files = 0, peers = 0, rc;
+    uint32_t index;
+
+    if (!error)
+        error = &local;
+    if (!all)
+        return heft_error_set(error, HEFT_ERR_NO_MEMORY, "looking for sources");
+    all->hunt.agent = agent;
+    (void)pthread_mutex_init(&all->hunt.lock, NULL);
+    (void)pthread_cond_init(&all->hunt.changed, NULL);
+    all->hunt.candidates = calloc(MAX_CANDIDATES, sizeof(*all->hunt.candidates));
+    rc = all->hunt.candidates ? heft_sources_parse(options->source, &files, &peers, error)
+                              : heft_error_set(error, HEFT_ERR_NO_MEMORY, "looking for sources");
+    if (!rc)
+        rc = heft_ref_parse(options->model, &ref, error);
+    /* Files are opened even when only peers may supply bytes: they tell which model is meant. */
+    if (!rc)
+        rc = find_files(options, agent, &all->found, error);
+    if (rc)
+        goto fail;
+    if (all->found.sources[0]->state == HEFT_SOURCE_READY) {
+        all->found.reference = all->found.opened->manifest;
+        if (!files) {
+            all->found.sources[0]->state = HEFT_SOURCE_REFUSED;
+            heft_error_set(&all->found.sources[0]->reason, HEFT_ERR_DENIED,
+                           "not among the sources asked for");
+        }
+    }
+    wanted_identity(options, &all->found, &ref, &wanted);
+    for (index = 0; peers && index < options->peer_count; index++)
+        if (!add_candidate(all,
+                           options->peers[index].name ? options->peers[index].name
+                                                      : options->peers[index].addresses,
+                           "named by the caller", &options->peers[index]))
+            break;
+    if (peers && options->directory && wanted.model[0]) {
+        rc = ask_directory(options, all, &wanted, error);
+        if (rc && (all->found.sources[0]->state != HEFT_SOURCE_READY || rc == HEFT_ERR_INCOMPATIBLE))
+            goto fail;
+        if (rc) {
+            struct heft_source *source = add_source(&all->found, HEFT_SOURCE_PEER, "directory");
+
+            heft_log(HEFT_LOG_WARN, "%s; loading without replicas", error->text);
+            if (source)
+                refuse(source, error);
+        }
+    }
+    if (all->hunt.count > 0) {
+        connect_all(all);
+        accept_peers(all, &wanted);
+    }
+    sort_ready_first(&all->found);
+    if (all->found.ready == 0) {
+        rc = nothing_found(options, &all->found, error);
+        goto fail;
+    }
+    *found_out = &all->found;
+    return HEFT_OK;
+
+fail:
+    heft_sources_free(&all->found);
+    return rc;
+}
+
+void heft_sources_free(struct heft_found *found)
+{
+    struct found_all *all = (struct found_all *)(void *)found;
+    uint32_t index;
+
+    if (!found)
+        return;
+    for (index = 0; index < all->hunt.count; index++) {
+        struct candidate *candidate = &all->hunt.candidates[index];
+
+        if (candidate->started)
+            (void)pthread_join(candidate->thread, NULL);
+        if (candidate->peer)
+            (void)heft_peer_close(candidate->peer, NULL);
+        heft_manifest_free(candidate->manifest);
+    }
+    for (index = 0; index < found->count; index++) {
+        struct heft_source *source = found->sources[index];
+
+        if (source->peer && heft_peer_close(source->peer, NULL))
+            heft_log(HEFT_LOG_ERROR, "peer %s is still in use at the end of a load", source->name);
+        if (source->kind == HEFT_SOURCE_PEER)
+            heft_manifest_free(source->manifest);
+        free((void *)(uintptr_t)source->regions);
+        free(source);
+    }
+    for (index = 0; index < found->file_region_count; index++)
+        if (heft_region_deregister(found->file_regions[index], NULL))
+            heft_log(HEFT_LOG_ERROR, "a file is still in use at the end of a load");
+    free(found->file_regions);
+    heft_opened_free(found->opened);
+    free(found->sources);
+    heft_record_list_free(&all->records);
+    free(all->hunt.candidates);
+    (void)pthread_mutex_destroy(&all->hunt.lock);
+    (void)pthread_cond_destroy(&all->hunt.changed);
+    free(all);
+}

@@ -1,0 +1,36 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Finding sources: the files of this machine, replicas that a directory lists, replicas that the caller
+ * names. Each candidate becomes a source, ready or refused with its reason; nothing is dropped in silence.
+ */
+#ifndef HEFT_LOAD_SOURCES_H
+#define HEFT_LOAD_SOURCES_H
+
+#include "load/directory.h"
+#include "load/executor.h"
+#include "load/open.h"
+#include <heft/load.h>
+
+struct heft_found {
+    struct heft_source **sources; /* owned; ready ones first */
+    uint32_t count, ready;
+    const struct heft_manifest *reference; /* of the first ready source (files before peers) */
+    struct heft_opened *opened;            /* the files, NULL: none */
+    struct heft_region **file_regions;
+    uint32_t file_region_count;
+};
+
+/*
+ * Which kinds a --source text allows. INVALID names the part that is unknown and what there is.
+ */
+int heft_sources_parse(const char *text, int *files_out, int *peers_out, struct heft_error *error);
+/*
+ * Opens, connects and compares. Fails only when no source is ready: then the error lists all of them
+ * (NOT_FOUND when there was no candidate at all; a broken model's own code when its files are the only
+ * candidate).
+ */
+int heft_sources_find(const struct heft_load_options *options, struct heft_agent *agent,
+                      struct heft_found **found_out, struct heft_error *error);
+void heft_sources_free(struct heft_found *found);
+
+#endif

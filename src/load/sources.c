@@ -9,6 +9,7 @@
 #include "base/digest.h"
 #include "base/error.h"
 #include "base/log.h"
+#include "format/modeldir.h"
 
 #include <inttypes.h>
 #include <pthread.h>

@@ -5,7 +5,9 @@
 
 #include <heft/heft.h>
 
-void heft_log(enum heft_log_level level, const char *format, ...) __attribute__((format(printf, 2, 3)));
+/* Visible, for libheft-control alone: a process has one sink. */
+void heft_log(enum heft_log_level level, const char *format, ...)
+    __attribute__((format(printf, 2, 3), visibility("default")));
 int heft_log_enabled(enum heft_log_level level);
 
 #endif

@@ -11,6 +11,8 @@
 #include <heft/replica.h>
 
 #define HEFT_RECORD_MAX_ADDRESSES_BYTES 4096u
+#define HEFT_RECORD_MAX_TEXT_BYTES 1024u /* of one identity field */
+#define HEFT_RECORD_MAX_BLOCKS (UINT64_C(1) << 32)
 
 /* What a replica publishes. Strings are owned by the record. */
 struct heft_record {
@@ -75,6 +77,12 @@ void heft_record_free(struct heft_record *record);
 void heft_record_list_free(struct heft_record_list *list);
 int heft_record_set_identity(struct heft_record *record, const struct heft_identity *identity);
 
+/* Text that may go into logs, pages and file names: UTF-8 without control characters, at most max_bytes. */
+int heft_text_is_clean(const char *text, size_t max_bytes);
+/* The bitmap's length, its set bits and the counts must agree; no bitmap means that all blocks are held. */
+int heft_record_check_held(const char *name, uint64_t block_count, uint64_t held_blocks, const uint8_t *held,
+                           size_t held_bytes, struct heft_error *error);
+
 /* src/load/static_directory.c: one JSON file, replaced atomically at each change under a lock file that only
  * saves work. */
 int heft_static_directory_open(const char *path, struct heft_directory **directory_out,
@@ -83,6 +91,6 @@ int heft_static_directory_open(const char *path, struct heft_directory **directo
 /* libheft-control registers itself as the opener of "HOST:PORT"; without it that address is UNSUPPORTED. */
 typedef int (*heft_directory_opener)(const struct heft_directory_options *options,
                                      struct heft_directory **directory_out, struct heft_error *error);
-void heft_directory_set_grpc_opener(heft_directory_opener opener);
+void heft_directory_set_grpc_opener(heft_directory_opener opener) __attribute__((visibility("default")));
 
 #endif

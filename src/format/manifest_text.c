@@ -5,7 +5,8 @@
 #include <stdio.h>
 #include <string.h>
 
-/* Bytes of the UTF-8 character at `at`, or 0 when it is broken, overlong, a surrogate or a control. */
+/* Bytes of the UTF-8 character at `at`, or 0 when it is broken, overlong, a surrogate, a control or one of
+ * the marks that turn text around (U+200E..F, U+2028..E, U+2066..9). */
 static size_t printable_bytes(const unsigned char *at, size_t left)
 {
     size_t size, index;
@@ -23,7 +24,9 @@ static size_t printable_bytes(const unsigned char *at, size_t left)
         point = point << 6 | (at[index] & 0x3Fu);
     }
     if (point < 0xA0 || point > 0x10FFFF || (point >= 0xD800 && point < 0xE000) ||
-        (size == 3 && point < 0x800) || (size == 4 && point < 0x10000))
+        (point >= 0x200E && point <= 0x200F) || (point >= 0x2028 && point <= 0x202E) ||
+        (point >= 0x2066 && point <= 0x2069) || (size == 3 && point < 0x800) ||
+        (size == 4 && point < 0x10000))
         return 0;
     return size;
 }

@@ -17,10 +17,12 @@ enum heft_entry_kind {
 };
 
 struct heft_dir_entry {
-    const char *name;          /* relative to the folder, no subfolders' files */
+    const char *name;          /* relative to the folder; of subfolders only what the index names */
     enum heft_entry_kind kind; /* after following links */
     uint64_t size_bytes;
 };
+
+#define HEFT_INDEX_MAX_BYTES ((uint64_t)256 << 20)
 
 /* "weight_map" of model.safetensors.index.json. */
 struct heft_shard_index {
@@ -33,7 +35,8 @@ struct heft_shard_index {
     uint64_t total_size; /* metadata.total_size: a hint, wrong in the wild; 0: absent */
     void *arena;
 };
-/* Errors: INDEX_JSON, PATH_UNSAFE (names the path). */
+/* Errors: INDEX_JSON (a name that stands twice included), PATH_UNSAFE (names the path), LFS_POINTER,
+ * TOO_LARGE. */
 int heft_index_parse(const void *json, size_t size, struct heft_shard_index **index_out,
                      struct heft_error *error);
 void heft_index_free(struct heft_shard_index *index);
@@ -52,14 +55,25 @@ struct heft_dir_choice {
     void *arena;
 };
 /*
- * Rules: an index decides alone; without one a single *.safetensors (not consolidated*, not adapter*) is the
- * model, or a complete model-XXXXX-of-YYYYY set; else AMBIGUOUS / SHARD_MISSING (with the names and the gap
- * in the numbering) / NO_WEIGHTS / PICKLE / NOT_A_FILE.
+ * Rules: an index decides alone (of the shards that its own numbering counts, none may lie there unnamed:
+ * SHARD_UNINDEXED); without one a single *.safetensors (not consolidated*, not adapter*) is the model, or a
+ * complete model-XXXXX-of-YYYYY set; else AMBIGUOUS / SHARD_MISSING (with the names and the gap in the
+ * numbering) / NO_WEIGHTS / PICKLE / NOT_A_FILE.
  */
 int heft_dir_choose(const struct heft_dir_entry *entries, size_t entry_count,
                     const struct heft_shard_index *index, struct heft_dir_choice **choice_out,
                     struct heft_error *error);
+/*
+ * What is there, whatever the index says: as without an index, but a set may have gaps. Only for a caller who
+ * then proves with heft_index_covered that no tensor is missing. `index` may be NULL: then gaps are refused.
+ */
+int heft_dir_choose_present(const struct heft_dir_entry *entries, size_t entry_count,
+                            const struct heft_shard_index *index, struct heft_dir_choice **choice_out,
+                            struct heft_error *error);
 void heft_dir_choice_free(struct heft_dir_choice *choice);
+/* 0 when the manifest has every tensor that the index names, in whatever file; else TENSOR_MISSING. */
+int heft_index_covered(const struct heft_shard_index *index, const struct heft_manifest *manifest,
+                       struct heft_error *error);
 
 /*
  * One manifest from the parsed headers of the chosen files. With an index: a tensor counts only in the shard
@@ -85,8 +99,11 @@ struct heft_ref {
     char name[512];     /* "org/name", a path, "bucket/prefix", or the whole URL */
     char revision[256]; /* "" when not given */
 };
-/* "org/name[@rev]", "hf:org/name", "s3://…", "gs://…", "az://…", "http(s)://…", "/path", "./path", "../path",
- * ".". An unknown scheme, an empty text or spaces are errors (INVALID), never a guess. */
+/*
+ * "org/name[@rev]", "hf:org/name[@rev]", "s3://…", "gs://…", "az://…", "http(s)://…", "/path", "./path",
+ * "../path", ".". An unknown scheme, an empty text, or spaces anywhere but inside a path are errors
+ * (INVALID), never a guess. A path's "@" is part of the path.
+ */
 int heft_ref_parse(const char *text, struct heft_ref *ref_out, struct heft_error *error);
 /* "models--org--name" of a hub name, for the cache layout models--org--name/{blobs,refs,snapshots}. */
 int heft_hub_folder(const char *name, char *text_out, size_t size_bytes);

@@ -18,6 +18,7 @@ struct heft_st_tensor {
     uint32_t rank;
     const char *dtype;
     uint32_t dtype_bits; /* 0: unknown (lenient only) */
+    uint32_t header_at;  /* where the name stands in the header; the writer ignores it */
     const uint64_t *shape;
     uint64_t begin, end; /* relative to the data's start */
 };
@@ -44,7 +45,7 @@ enum heft_st_flags {
 };
 
 struct heft_st_limits {
-    uint64_t header_limit_bytes; /* 0: HEFT_ST_HEADER_LIMIT_BYTES */
+    uint64_t header_limit_bytes; /* 0: HEFT_ST_HEADER_LIMIT_BYTES; at most 4 GiB - 1 counts */
     uint32_t flags;              /* enum heft_st_flags; 0 is the reference's verdict */
 };
 

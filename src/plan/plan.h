@@ -80,7 +80,8 @@ struct heft_plan {
  * Sources are manifests already compared with the layout's reference (heft_manifest_compare). chunk_bytes 0:
  * the default; it is rounded up to whole digest blocks. Fails with SOURCE_LOST, naming the tensor, when no
  * source covers some bytes. Cuts of a tensor, and of a box that is contiguous in its tensor, fall on digest
- * blocks.
+ * blocks. The layout and the sources must outlive the plan. A source's `held` is read here once: what it
+ * holds later takes another plan.
  */
 int heft_plan_make(const struct heft_layout *layout, const struct heft_manifest *const *sources,
                    uint32_t source_count, uint64_t chunk_bytes, struct heft_plan **plan_out,
@@ -97,8 +98,9 @@ struct heft_plan_run {
     uint64_t source_stride_bytes, dst_stride_bytes;
 };
 /*
- * The runs that bring a chunk from one of its sources; neighbours on both sides are merged. Writes up to max
- * runs and returns how many the chunk needs (more than max: call again with room).
+ * The runs that bring a chunk from one of its sources (bit `source` of chunk.sources is set); neighbours on
+ * both sides are merged. Writes up to max runs and returns how many the chunk needs (more than max: call
+ * again with room).
  */
 size_t heft_plan_runs(const struct heft_plan *plan, uint64_t chunk, uint32_t source,
                       struct heft_plan_run *runs_out, size_t max);

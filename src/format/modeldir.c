@@ -1,0 +1,199 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * One manifest from the headers of a model's files. Where there is an index it is an allow-list: a shard may
+ * hold more than the index assigns to it (stale copies of tensors that now live elsewhere), and those must
+ * not count.
+ */
+#include "format/modeldir.h"
+#include "base/error.h"
+#include "format/manifest_text.h"
+
+#include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
+
+struct assignment {
+    const struct heft_shard_index *index;
+    struct heft_map tensors; /* name -> place in the index */
+    uint8_t *found;          /* one byte a tensor of the index */
+};
+
+static int no_memory(struct heft_error *error)
+{
+    return heft_error_set(error, HEFT_ERR_NO_MEMORY, "out of memory while building a model's manifest");
+}
+
+static void close_assignment(struct assignment *assignment)
+{
+    heft_map_free(&assignment->tensors);
+    free(assignment->found);
+}
+
+static int open_assignment(struct assignment *assignment, const struct heft_shard_index *index,
+                           struct heft_error *error)
+{
+    uint64_t at;
+
+    *assignment = (struct assignment){.index = index};
+    heft_map_init(&assignment->tensors);
+    if (!index)
+        return HEFT_OK;
+    assignment->found = calloc((size_t)index->tensor_count + 1, 1);
+    if (!assignment->found || heft_map_reserve(&assignment->tensors, (size_t)index->tensor_count))
+        goto fail;
+    for (at = 0; at < index->tensor_count; at++)
+        if (heft_map_put(&assignment->tensors, index->tensor_names[at], index->tensor_name_bytes[at], at,
+                         NULL, NULL))
+            goto fail;
+    return HEFT_OK;
+fail:
+    close_assignment(assignment);
+    return no_memory(error);
+}
+
+/* Whether the index gives this tensor to this shard. */
+static int belongs(struct assignment *assignment, const char *shard, const struct heft_st_tensor *tensor)
+{
+    uint64_t at;
+
+    if (!assignment->index)
+        return 1;
+    if (!heft_map_get(&assignment->tensors, tensor->name, tensor->name_bytes, &at) ||
+        strcmp(assignment->index->shards[assignment->index->tensor_shards[at]], shard) != 0)
+        return 0;
+    assignment->found[at] = 1;
+    return 1;
+}
+
+static int add_shard(struct heft_manifest *manifest, const struct heft_dir_shard *shard,
+                     struct assignment *assignment, uint64_t *ignored, struct heft_error *error)
+{
+    uint64_t start = 8 + shard->header->header_bytes;
+    struct heft_quote quote;
+    uint32_t file;
+    uint64_t at;
+    int rc;
+
+    rc = heft_manifest_add_file(manifest, shard->name, shard->size_bytes, 0, &file, error);
+    for (at = 0; !rc && at < shard->header->tensor_count; at++) {
+        const struct heft_st_tensor *from = &shard->header->tensors[at];
+        const struct heft_manifest_tensor tensor = {.name = from->name,
+                                                    .name_bytes = from->name_bytes,
+                                                    .rank = from->rank,
+                                                    .dtype = from->dtype,
+                                                    .dtype_bits = from->dtype_bits,
+                                                    .file = file,
+                                                    .shape = from->shape,
+                                                    .offset_bytes = start + from->begin,
+                                                    .size_bytes = from->end - from->begin};
+
+        if (!belongs(assignment, shard->name, from)) {
+            ++*ignored;
+            continue;
+        }
+        rc = heft_manifest_add_tensor(manifest, &tensor, error);
+    }
+    return rc ? heft_error_prefix(error, rc, "%s", heft_quote_text(&quote, shard->name)) : HEFT_OK;
+}
+
+/* Every tensor of the index must have been seen in its shard. */
+static int check_found(const struct assignment *assignment, const struct heft_dir_shard *shards,
+                       uint32_t shard_count, struct heft_error *error)
+{
+    const struct heft_shard_index *index = assignment->index;
+    uint64_t at, missing = 0, first = 0;
+    struct heft_quote name, shard, other;
+    const char *elsewhere = NULL;
+    uint32_t number;
+
+    for (at = index ? index->tensor_count : 0; at-- > 0;) {
+        if (!assignment->found[at]) {
+            first = at;
+            missing++;
+        }
+    }
+    if (missing == 0)
+        return HEFT_OK;
+    for (number = 0; number < shard_count && !elsewhere; number++)
+        for (at = 0; at < shards[number].header->tensor_count && !elsewhere; at++)
+            if (shards[number].header->tensors[at].name_bytes == index->tensor_name_bytes[first] &&
+                memcmp(shards[number].header->tensors[at].name, index->tensor_names[first],
+                       index->tensor_name_bytes[first]) == 0)
+                elsewhere = shards[number].name;
+    return heft_error_set(
+        error, HEFT_ERR_TENSOR_MISSING,
+        "%" PRIu64 " tensors are not where the index says, first %s, which %s should hold%s%s; "
+        "fetch the index and that shard again from one revision",
+        missing, heft_quote_text(&name, index->tensor_names[first]),
+        heft_quote_text(&shard, index->shards[index->tensor_shards[first]]), elsewhere ? " but lies in " : "",
+        elsewhere ? heft_quote_text(&other, elsewhere) : "");
+}
+
+static int finish(struct heft_manifest *manifest, struct heft_error *error)
+{
+    struct heft_error why = HEFT_ERROR_INIT;
+    int rc = heft_manifest_finish(manifest, &why);
+
+    if (rc == HEFT_ERR_EXISTS)
+        return heft_error_set(error, HEFT_ERR_DUPLICATE_TENSOR, "%s, and no index says which of them counts",
+                              why.text);
+    return rc ? heft_error_set(error, rc, "%s", why.text) : HEFT_OK;
+}
+
+int heft_dir_manifest(const struct heft_dir_shard *shards, uint32_t shard_count,
+                      const struct heft_shard_index *index, const struct heft_identity *identity,
+                      struct heft_manifest **manifest_out, uint64_t *ignored_out, struct heft_error *error)
+{
+    struct heft_manifest *manifest;
+    struct assignment assignment;
+    uint64_t ignored = 0;
+    uint32_t number;
+    int rc;
+
+    rc = open_assignment(&assignment, index, error);
+    if (rc)
+        return rc;
+    manifest = heft_manifest_new();
+    if (!manifest) {
+        rc = no_memory(error);
+        goto done;
+    }
+    rc = heft_manifest_set_identity(manifest, identity, error);
+    for (number = 0; !rc && number < shard_count; number++)
+        rc = add_shard(manifest, &shards[number], &assignment, &ignored, error);
+    if (!rc)
+        rc = check_found(&assignment, shards, shard_count, error);
+    if (!rc)
+        rc = finish(manifest, error);
+    if (rc) {
+        heft_manifest_free(manifest);
+        goto done;
+    }
+    *manifest_out = manifest;
+    if (ignored_out)
+        *ignored_out = ignored;
+done:
+    close_assignment(&assignment);
+    return rc;
+}
+
+int heft_index_covered(const struct heft_shard_index *index, const struct heft_manifest *manifest,
+                       struct heft_error *error)
+{
+    uint64_t at, missing = 0, first = 0;
+    struct heft_quote name;
+
+    for (at = index->tensor_count; at-- > 0;) {
+        if (heft_manifest_find(manifest, index->tensor_names[at], index->tensor_name_bytes[at]) ==
+            UINT64_MAX) {
+            first = at;
+            missing++;
+        }
+    }
+    if (missing == 0)
+        return HEFT_OK;
+    return heft_error_set(error, HEFT_ERR_TENSOR_MISSING,
+                          "the files that are there lack %" PRIu64 " of the %" PRIu64
+                          " tensors that the index names, first %s",
+                          missing, index->tensor_count, heft_quote_text(&name, index->tensor_names[first]));
+}

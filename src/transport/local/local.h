@@ -1,0 +1,82 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * transport/local/: host memory to host memory under one kernel. Inside an agent it is a plain copy; to a
+ * peer it is a plain copy too when the peer's memory can be mapped, else cross-memory attach. The peer's
+ * threads take no part. This header is private to the folder.
+ */
+#ifndef HEFT_TRANSPORT_LOCAL_LOCAL_H
+#define HEFT_TRANSPORT_LOCAL_LOCAL_H
+
+#include "transport/opqueue.h"
+#include "transport/worker.h"
+
+/* A worker takes this much of a large operation at a time. */
+#define LOCAL_SLICE_BYTES ((uint64_t)1 << 20)
+#define LOCAL_SLICE_CUTS 4096u
+/* Cancel is looked at this often, progress is counted this often. */
+#define LOCAL_STEP_BYTES ((uint64_t)256 << 10)
+/* HEFT_XFER_INLINE up to this size; above it another thread would only wait. */
+#define LOCAL_INLINE_BYTES ((uint64_t)256 << 10)
+/* iovecs of one cross-memory call (the kernel's own limit). */
+#define LOCAL_IOV_MAX 1024
+
+enum local_mode {
+    LOCAL_UNREACHABLE = 0,
+    LOCAL_MAPPED = 1,
+    LOCAL_ATTACHED = 2 /* cross-memory attach */
+};
+
+/* What region->slot holds for a peer's region. */
+struct local_remote {
+    enum local_mode mode;
+    void *address; /* MAPPED: where the region's first byte is in this process */
+    uint64_t mapped_bytes;
+    int writable;
+    char reason[160];                 /* why this mode */
+    struct local_remote *prev, *next; /* the endpoint's list */
+};
+
+struct local_transport {
+    struct heft_transport_host host;
+    uint32_t workers;
+    pthread_mutex_t lock;
+    pthread_cond_t gone;
+    uint32_t endpoints; /* under lock: not freed yet */
+};
+
+struct local_endpoint;
+
+/* One worker's turn at the queue. */
+struct local_runner {
+    struct heft_job job;
+    struct local_endpoint *endpoint;
+    struct local_runner *next_idle;
+};
+
+struct local_endpoint {
+    struct local_transport *transport;
+    struct heft_opqueue queue;
+    uint32_t refs;             /* atomic: the owner, and each submitted runner */
+    struct local_runner *idle; /* under queue.lock */
+    pthread_mutex_t remotes_lock;
+    struct local_remote *remotes; /* under it: what disconnect still has to unmap */
+    int has_peer, same_host;
+    int pid, pidfd; /* pidfd -1: unknown; it tells that `pid` still names the process it named at connect */
+    char name[256];
+    struct local_runner runners[];
+};
+
+/* Makes region->slot for a peer's region; an unreachable one is kept too, with its reason. */
+int local_remote_add(struct local_endpoint *endpoint, struct heft_transport_region *region,
+                     struct heft_error *error);
+void local_remote_remove(struct local_endpoint *endpoint, struct heft_transport_region *region);
+/* For an endpoint without operations: lets go of what was not removed. */
+void local_remotes_free(struct local_endpoint *endpoint);
+/* 1 while the process behind the endpoint's pid is the one that was connected to. */
+int local_peer_alive(const struct local_endpoint *endpoint);
+
+/* Moves a claim's bytes, counting them in op->done_bytes. 0 or why it stopped. */
+int local_copy(struct local_endpoint *endpoint, const struct heft_claim *claim, int64_t *failed_move_out,
+               struct heft_error *error);
+
+#endif

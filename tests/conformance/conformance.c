@@ -1,0 +1,50 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * What every transport must keep, run over one configuration a program run: `conformance NAME [CASE]`. Each
+ * case makes its own pair. A case that does not fit a configuration prints why and is counted as skipped.
+ */
+#include "conformance/cases.h"
+#include "base/error.h"
+
+#include <stdarg.h>
+#include <setjmp.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <cmocka.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+static const struct setup setups[] = {
+    {.name = "local-in-agent", .transport = "local", .in_agent = 1},
+    {.name = "local-mapped", .transport = "local", .process = 1, .memory = MEMORY_SHARED},
+    {.name = "local-attached", .transport = "local", .process = 1, .memory = MEMORY_PRIVATE},
+};
+
+const struct setup *current_setup;
+
+int skip_case(const char *why)
+{
+    (void)printf("[  SKIPPED ] %s: %s\n", current_setup->name, why);
+    skip();
+    return 0;
+}
+
+int main(int argc, char **argv)
+{
+    if (argc > 1 && strcmp(argv[1], "--peer") == 0)
+        return peer_main(argc, argv);
+    for (size_t i = 0; argc > 1 && i < sizeof(setups) / sizeof(setups[0]); i++)
+        if (strcmp(argv[1], setups[i].name) == 0)
+            current_setup = &setups[i];
+    if (current_setup == NULL) {
+        (void)fprintf(stderr, "usage: conformance NAME [CASE]; names:");
+        for (size_t i = 0; i < sizeof(setups) / sizeof(setups[0]); i++)
+            (void)fprintf(stderr, " %s", setups[i].name);
+        (void)fprintf(stderr, "\n");
+        return 2;
+    }
+    if (argc > 2)
+        cmocka_set_test_filter(argv[2]);
+    return run_lists_cases() + run_ends_cases() > 0 ? 1 : 0;
+}

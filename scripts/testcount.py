@@ -62,6 +62,8 @@ def _cmocka(name, text):
             else:
                 continue
             running = None
+        else:
+            said.append(rest)  # a reason in the same clothes
     return count
 
 

@@ -263,7 +263,9 @@ int heft_config_set(struct heft_config *config, const char *name, const char *te
     if (!copy)
         return heft_error_set(error, HEFT_ERR_NO_MEMORY, "setting %s", name);
     free(config->values[index].text);
-    config->values[index] = (struct heft_config_value){copy, number, origin};
+    config->values[index].text = copy;
+    config->values[index].number = number;
+    config->values[index].origin = origin;
     return HEFT_OK;
 }
 

@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+#define HEFT_BASE_ERROR_IMPLEMENTATION
 #include "base/error.h"
 
 #include <errno.h>

@@ -24,6 +24,16 @@ int heft_error_from_errno(int errno_value);
 int heft_error_set_errno(struct heft_error *error, int errno_value, const char *format, ...)
     __attribute__((format(printf, 3, 4)));
 
+/*
+ * Static analysis sees one file at a time and would follow "an error was set, and 0 came back" into every
+ * caller. This tells it what these functions return.
+ */
+#if defined(__clang_analyzer__) && !defined(HEFT_BASE_ERROR_IMPLEMENTATION)
+#define heft_error_set(error, code, ...) (heft_error_set(error, code, __VA_ARGS__), (code))
+#define heft_error_prefix(error, code, ...) (heft_error_prefix(error, code, __VA_ARGS__), (code))
+#define heft_error_set_errno(error, ...) (heft_error_set_errno(error, __VA_ARGS__), HEFT_ERR_SYSTEM)
+#endif
+
 /* Stays on in release builds: a programmer's error, cheap to check. */
 #define HEFT_ASSERT(condition)                                  \
     do {                                                        \

@@ -204,7 +204,7 @@ int peer_main(int argc, char **argv)
     int control, fd, back;
 
     assert_true(argc == 4);
-    control = atoi(argv[2]);
+    control = (int)strtol(argv[2], NULL, 10);
     side_open(&side, transport_named(argv[3]), 2);
     while (receive_packet(control, &request, sizeof(request), &fd) == 0) {
         back = execute(&side, &request, fd, &reply);

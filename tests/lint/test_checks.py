@@ -73,6 +73,8 @@ COUNTS = [
      "", 23, "1 passed, 1 failed"),
     ("a skipped test is counted", "[==========] Running 1 test(s).\n[ RUN      ] a\nno disk\n[  SKIPPED ] a\n", "", 0,
      "0 passed, 0 failed, 1 skipped"),
+    ("the other tests of a program with a skip", "[==========] Running 2 test(s).\n[ RUN      ] a\n[  SKIPPED ] no disk\n"
+     "[  SKIPPED ] a\n[ RUN      ] b\n[       OK ] b\n", "", 0, "1 passed, 0 failed, 1 skipped"),
     ("a script's own count is taken", "x\n3 passed, 0 failed, 1 skipped\n", "", 0, "3 passed, 0 failed, 1 skipped"),
     ("a script that says 0 failed and fails", "3 passed, 0 failed\n", "", 1, "3 passed, 1 failed"),
     ("any other program is one test", "fine\n", "", 0, "1 passed, 0 failed"),

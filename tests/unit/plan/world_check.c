@@ -190,7 +190,7 @@ static void check_not_offered(const struct run *run)
     for (index = 0; index < run->number_count; index++)
         if (!has[run->numbers[index]])
             return;
-    CHECK(!"a source that has every byte of the chunk is not offered");
+    CHECK(0 && "a source that has every byte of the chunk is not offered");
 }
 
 static void check_chunk(struct run *run, struct world_random *random, uint8_t *seen)

@@ -14,11 +14,15 @@ struct heft_opened {
     void *priv; /* what check_unchanged compares with */
 };
 
-int heft_open_model(const char *model, const struct heft_model_options *options, struct heft_opened **opened_out,
-                    struct heft_error *error);
-/* CHANGED, naming the file, when a file's size, modification time or identity is not what it was when opened. */
+int heft_open_model(const char *model, const struct heft_model_options *options,
+                    struct heft_opened **opened_out, struct heft_error *error);
+/* CHANGED, naming the file, when a file's size, modification time or identity is not what it was when opened.
+ */
 int heft_opened_check_unchanged(const struct heft_opened *opened, struct heft_error *error);
-/* NULL is allowed. */
+/* NULL is allowed; so is one whose manifest was taken out. */
 void heft_opened_free(struct heft_opened *opened);
+
+/* The cache folder: `cache`, or $HF_HUB_CACHE, $HF_HOME/hub, ~/.cache/huggingface/hub. */
+int heft_cache_folder(const char *cache, char *text_out, size_t size_bytes, struct heft_error *error);
 
 #endif

@@ -1,0 +1,183 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* heft replicas and health: what the directory says, and whether it is so. Tokens are never shown. */
+#include "cli/cli.h"
+#include "load/directory.h"
+
+#include <inttypes.h>
+#include <jansson.h>
+#include <string.h>
+
+#define HEALTH_CONNECT_MS 3000u
+
+static int list_records(struct cli *cli, const struct heft_record_query *query,
+                        struct heft_directory **directory_out, struct heft_record_list *list_out,
+                        struct heft_error *error)
+{
+    int rc = cli_open_directory(cli, 1, directory_out, error);
+
+    if (rc)
+        return rc;
+    rc = (*directory_out)->ops->list(*directory_out, query, list_out, error);
+    if (rc) {
+        heft_directory_close(*directory_out);
+        *directory_out = NULL;
+    }
+    return rc;
+}
+
+static json_t *text(const char *value)
+{
+    json_t *made = json_string(value ? value : "");
+
+    return made ? made : json_string("(not UTF-8)");
+}
+
+static json_t *record_json(const struct heft_record *record)
+{
+    json_t *object = json_object(), *pairs = json_object();
+    char generation[2 * HEFT_GENERATION_BYTES + 1], digest[32];
+    uint32_t index;
+
+    cli_hex(record->generation.bytes, HEFT_GENERATION_BYTES, generation);
+    (void)snprintf(digest, sizeof(digest), "%016" PRIx64, record->content_digest);
+    (void)json_object_set_new(object, "name", text(record->name));
+    (void)json_object_set_new(object, "generation", json_string(generation));
+    (void)json_object_set_new(object, "addresses", text(record->addresses));
+    (void)json_object_set_new(object, "model", text(record->identity.model));
+    (void)json_object_set_new(object, "revision", text(record->identity.revision));
+    (void)json_object_set_new(object, "stage", text(record->identity.stage));
+    (void)json_object_set_new(object, "engine", text(record->identity.engine));
+    (void)json_object_set_new(object, "rank", text(record->identity.rank));
+    for (index = 0; index < record->identity.pair_count; index++)
+        (void)json_object_set_new(pairs, record->identity.pairs[index].key,
+                                  text(record->identity.pairs[index].value));
+    (void)json_object_set_new(object, "pairs", pairs);
+    (void)json_object_set_new(object, "content_digest", json_string(digest));
+    (void)json_object_set_new(object, "tensors", json_integer((json_int_t)record->tensor_count));
+    (void)json_object_set_new(object, "bytes", json_integer((json_int_t)record->total_bytes));
+    (void)json_object_set_new(object, "blocks", json_integer((json_int_t)record->block_count));
+    (void)json_object_set_new(object, "held_blocks", json_integer((json_int_t)record->held_blocks));
+    (void)json_object_set_new(object, "lease_ms", json_integer((json_int_t)record->lease_ms));
+    (void)json_object_set_new(object, "lease_left_ms", json_integer((json_int_t)record->lease_left_ms));
+    return object;
+}
+
+static void print_record(const struct heft_record *record)
+{
+    printf("%-24s %s@%.16s", cli_safe(record->name), cli_safe(record->identity.model),
+           cli_safe(record->identity.revision));
+    if (record->identity.rank && record->identity.rank[0])
+        printf(" %s", cli_safe(record->identity.rank));
+    printf("  %s, %" PRIu64 " tensors%s  lease %s left\n    %s\n", cli_bytes(record->total_bytes),
+           record->tensor_count, record->held_blocks < record->block_count ? " (partly held)" : "",
+           record->lease_left_ms ? cli_seconds((double)record->lease_left_ms / 1000) : "none",
+           cli_safe(record->addresses));
+}
+
+int cli_replicas(struct cli *cli)
+{
+    struct heft_record_query query = {.all = (int)heft_config_number(&cli->config, "all")};
+    struct heft_record_list list = {0};
+    struct heft_directory *directory;
+    struct heft_error error = HEFT_ERROR_INIT;
+    json_t *array = json_array();
+    size_t index;
+    int rc;
+
+    if (cli->argument_count == 1)
+        query.model = cli->arguments[0];
+    rc = list_records(cli, &query, &directory, &list, &error);
+    if (rc) {
+        json_decref(array);
+        return cli_fail(cli, rc, &error);
+    }
+    for (index = 0; index < list.count; index++) {
+        if (cli->json)
+            (void)json_array_append_new(array, record_json(&list.records[index]));
+        else
+            print_record(&list.records[index]);
+    }
+    if (cli->json) {
+        (void)json_dumpf(array, stdout, JSON_INDENT(2));
+        putchar('\n');
+    } else if (list.count == 0) {
+        printf("no replicas%s%s\n", query.model ? " of " : "", query.model ? cli_safe(query.model) : "");
+    }
+    json_decref(array);
+    heft_record_list_free(&list);
+    heft_directory_close(directory);
+    return EXIT_DONE;
+}
+
+/* Connects, which proves generation and token both ways, and goes. */
+static int ask_replica(struct heft_agent *agent, const struct heft_record *record, struct heft_error *error)
+{
+    struct heft_peer_options options = HEFT_PEER_OPTIONS_INIT;
+    struct heft_peer *peer;
+    int rc;
+
+    options.addresses = record->addresses;
+    options.name = record->name;
+    options.generation = record->generation;
+    options.token = record->token;
+    options.connect_timeout_ms = HEALTH_CONNECT_MS;
+    rc = heft_peer_connect(agent, &options, &peer, error);
+    if (!rc)
+        (void)heft_peer_close(peer, NULL);
+    return rc;
+}
+
+int cli_health(struct cli *cli)
+{
+    struct heft_agent_options agent_options = HEFT_AGENT_OPTIONS_INIT;
+    struct heft_record_query query = {0};
+    struct heft_record_list list = {0};
+    struct heft_directory *directory;
+    struct heft_agent *agent;
+    struct heft_error error = HEFT_ERROR_INIT;
+    json_t *replicas = json_array();
+    size_t index;
+    int bad = 0, rc = list_records(cli, &query, &directory, &list, &error);
+
+    if (!rc) {
+        agent_options.workers = 1;
+        rc = heft_agent_open(&agent_options, &agent, &error);
+        if (rc) {
+            heft_record_list_free(&list);
+            heft_directory_close(directory);
+        }
+    }
+    if (rc) {
+        json_decref(replicas);
+        return cli_fail(cli, rc, &error);
+    }
+    if (!cli->json)
+        printf("directory %s: answers, epoch %" PRIx64 ", %zu replica%s\n", cli_safe(directory->address),
+               list.epoch, list.count, list.count == 1 ? "" : "s");
+    for (index = 0; index < list.count; index++) {
+        struct heft_error reason = HEFT_ERROR_INIT;
+        int answer = ask_replica(agent, &list.records[index], &reason);
+
+        bad += answer != HEFT_OK;
+        if (cli->json)
+            (void)json_array_append_new(
+                replicas, json_pack("{s:o, s:s, s:o}", "name", text(list.records[index].name), "status",
+                                    heft_error_name(answer), "text", text(reason.text)));
+        else
+            printf("  %-24s %s%s%s\n", cli_safe(list.records[index].name),
+                   answer ? heft_error_name(answer) : "answers", answer ? ": " : "", cli_safe(reason.text));
+    }
+    if (cli->json) {
+        json_t *object = json_pack("{s:s, s:b, s:o}", "directory", directory->address, "healthy", !bad,
+                                   "replicas", json_incref(replicas));
+
+        (void)json_dumpf(object, stdout, JSON_INDENT(2));
+        putchar('\n');
+        json_decref(object);
+    }
+    json_decref(replicas);
+    (void)heft_agent_close(agent, NULL);
+    heft_record_list_free(&list);
+    heft_directory_close(directory);
+    return bad ? EXIT_FAILED : EXIT_DONE;
+}

@@ -1,0 +1,459 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* heft load, serve and plan: the same load, shown in three ways. */
+#include "cli/cli.h"
+#include "base/clock.h"
+#include "base/digest.h"
+#include "base/error.h"
+#include "load/limits.h"
+
+#include <errno.h>
+#include <jansson.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+static volatile sig_atomic_t stop_wanted;
+
+static void on_stop(int number)
+{
+    (void)number;
+    stop_wanted = 1;
+}
+
+static void catch_stop(void)
+{
+    struct sigaction action = {.sa_handler = on_stop};
+
+    (void)sigaction(SIGINT, &action, NULL);
+    (void)sigaction(SIGTERM, &action, NULL);
+}
+
+/* What one command holds, freed together. */
+struct session {
+    struct cli *cli;
+    struct heft_directory *directory;
+    struct heft_agent *agent;
+    struct heft_load *load;
+    struct heft_model *model;
+    struct heft_replica *replica;
+    json_t *report;
+};
+
+static void session_end(struct session *session)
+{
+    heft_replica_close(session->replica);
+    heft_load_free(session->load);
+    (void)heft_model_free(session->model, NULL);
+    if (session->agent)
+        (void)heft_agent_close(session->agent, NULL);
+    heft_directory_close(session->directory);
+    json_decref(session->report);
+}
+
+static int check_device(const struct cli *cli, struct heft_error *error)
+{
+    const char *device = heft_config_text(&cli->config, "device");
+
+    if (strcmp(device, "host") == 0)
+        return HEFT_OK;
+    if (strncmp(device, "cuda", 4) == 0)
+        return heft_error_set(error, HEFT_ERR_UNSUPPORTED,
+                              "device %s: this build moves host memory only; use --device host", device);
+    return heft_error_set(error, HEFT_ERR_INVALID, "unknown device '%s': use host", device);
+}
+
+static int open_agent(struct session *session, int serves, struct heft_error *error)
+{
+    const struct heft_config *config = &session->cli->config;
+    struct heft_agent_options options = HEFT_AGENT_OPTIONS_INIT;
+
+    options.max_host_bytes = heft_config_number(config, "max-host-memory");
+    options.workers = (uint32_t)heft_config_number(config, "workers");
+    if (serves) {
+        options.name = heft_config_text(config, "name");
+        options.listen = heft_config_text(config, "listen");
+    }
+    return heft_agent_open(&options, &session->agent, error);
+}
+
+static int start_load(struct session *session, int serves, uint32_t flags, struct heft_error *error)
+{
+    const struct heft_config *config = &session->cli->config;
+    struct heft_load_options options = HEFT_LOAD_OPTIONS_INIT;
+    int rc = check_device(session->cli, error);
+
+    if (!rc)
+        rc = cli_open_directory(session->cli, 0, &session->directory, error);
+    if (!rc)
+        rc = open_agent(session, serves, error);
+    if (rc)
+        return rc;
+    options.model = session->cli->arguments[0];
+    cli_model_options(session->cli, &options.model_options);
+    options.source = heft_config_text(config, "source");
+    options.require = heft_config_text(config, "require");
+    options.rank = (uint32_t)heft_config_number(config, "rank");
+    options.ranks = (uint32_t)heft_config_number(config, "ranks");
+    options.split = strcmp(heft_config_text(config, "split"), "column") == 0 ? HEFT_LOAD_SPLIT_COLUMN
+                                                                             : HEFT_LOAD_SPLIT_ROW;
+    options.agent = session->agent;
+    options.directory = session->directory;
+    options.self = serves ? heft_config_text(config, "name") : NULL;
+    options.max_host_bytes = heft_config_number(config, "max-host-memory");
+    options.deadline_ms = heft_config_number(config, "deadline");
+    options.stall_ms = heft_config_number(config, "stall");
+    options.chunk_bytes = heft_config_number(config, "chunk");
+    options.flags = flags | (heft_config_number(config, "no-verify") ? HEFT_LOAD_NO_VERIFY : 0u);
+    return heft_load_start(&options, &session->load, error);
+}
+
+static int wait_load(struct session *session, struct heft_error *error)
+{
+    struct heft_load_progress now = {.size = sizeof(now)};
+    struct cli_progress progress;
+    int rc;
+
+    cli_progress_start(&progress, (int)heft_config_number(&session->cli->config, "quiet"));
+    while ((rc = heft_load_wait(session->load, 100, error)) == HEFT_ERR_AGAIN) {
+        if (stop_wanted)
+            heft_load_cancel(session->load);
+        heft_load_get_progress(session->load, &now);
+        cli_progress_show(&progress, &now);
+    }
+    cli_progress_end(&progress);
+    return rc;
+}
+
+/* ---- the report ---- */
+
+static double real(const json_t *object, const char *key)
+{
+    return json_number_value(json_object_get(object, key));
+}
+
+static uint64_t whole(const json_t *object, const char *key)
+{
+    return (uint64_t)json_integer_value(json_object_get(object, key));
+}
+
+static const char *word(const json_t *object, const char *key)
+{
+    const char *text = json_string_value(json_object_get(object, key));
+
+    return text ? text : "";
+}
+
+/* Adds "limit": the measured limits of what the used sources took, side by side, and the share reached. */
+static void add_limit(json_t *report)
+{
+    struct heft_limits limits;
+    const json_t *source, *route;
+    json_t *limit;
+    char what[128] = "";
+    double most = 0;
+    size_t index, at;
+
+    if (heft_limits_read(&limits))
+        return;
+    json_array_foreach(json_object_get(report, "sources"), index, source)
+    {
+        json_array_foreach(json_object_get(source, "routes"), at, route)
+        {
+            const char *name = word(route, "transport"), *label = "";
+            double add = 0;
+
+            if (whole(route, "bytes") == 0)
+                continue;
+            if (strcmp(name, "file") == 0) {
+                int cached = real(source, "rate") > limits.disk * 1.1;
+
+                add = cached ? limits.page_cache : limits.disk;
+                label = cached ? "page cache" : "disk";
+            } else if (strcmp(name, "local") == 0) {
+                add = limits.memcpy_all;
+                label = "memory copy";
+            } else if (strcmp(name, "tcp") == 0) {
+                add = limits.tcp;
+                label = "tcp loopback";
+            }
+            if (strstr(what, label))
+                continue;
+            (void)snprintf(what + strlen(what), sizeof(what) - strlen(what), "%s%s", what[0] ? " + " : "",
+                           label);
+            most += add;
+        }
+    }
+    if (most > limits.memcpy_all)
+        most = limits.memcpy_all; /* nothing enters memory faster than it can be copied there */
+    if (most <= 0)
+        return;
+    limit = json_object();
+    (void)json_object_set_new(limit, "what", json_string(what));
+    (void)json_object_set_new(limit, "rate", json_real(most));
+    (void)json_object_set_new(limit, "ratio", json_real(real(report, "rate") / most));
+    (void)json_object_set_new(limit, "measured", json_string(limits.when));
+    (void)json_object_set_new(report, "limit", limit);
+}
+
+static int take_report(struct session *session)
+{
+    char *text = heft_load_report(session->load);
+
+    json_decref(session->report);
+    session->report = text ? json_loads(text, 0, NULL) : NULL;
+    heft_free(text);
+    if (session->report)
+        add_limit(session->report);
+    return session->report ? HEFT_OK : HEFT_ERR_NO_MEMORY;
+}
+
+static int write_report(const struct session *session, struct heft_error *error)
+{
+    const char *path = heft_config_text(&session->cli->config, "report");
+    int rc;
+
+    if (!path || !session->report)
+        return HEFT_OK;
+    errno = 0;
+    rc = strcmp(path, "-") == 0 ? json_dumpf(session->report, stdout, JSON_INDENT(2))
+                                : json_dump_file(session->report, path, JSON_INDENT(2));
+    return rc ? heft_error_set_errno(error, errno ? errno : EIO, "writing the report %s", path) : HEFT_OK;
+}
+
+static int write_sha256(const struct session *session, struct heft_error *error)
+{
+    const char *path = heft_config_text(&session->cli->config, "sha256");
+    const struct heft_manifest *manifest = heft_model_manifest(session->model);
+    FILE *file;
+    uint64_t index;
+
+    if (!path)
+        return HEFT_OK;
+    file = fopen(path, "we");
+    if (!file)
+        return heft_error_set_errno(error, errno, "writing %s", path);
+    for (index = 0; index < heft_manifest_tensors(manifest); index++) {
+        struct heft_tensor tensor = {.size = sizeof(tensor)};
+        uint8_t digest[HEFT_SHA256_BYTES];
+        char hex[2 * HEFT_SHA256_BYTES + 1];
+
+        heft_model_tensor(session->model, index, &tensor);
+        heft_sha256(tensor.address, tensor.size_bytes, digest);
+        cli_hex(digest, sizeof(digest), hex);
+        fprintf(file, "%s  %.*s\n", hex, (int)tensor.name_bytes, tensor.name);
+    }
+    if (fflush(file) || ferror(file)) {
+        int saved = errno;
+
+        (void)fclose(file);
+        return heft_error_set_errno(error, saved, "writing %s", path);
+    }
+    return fclose(file) ? heft_error_set_errno(error, errno, "writing %s", path) : HEFT_OK;
+}
+
+static void print_sources(const json_t *report)
+{
+    const json_t *source, *route;
+    size_t index, at;
+
+    json_array_foreach(json_object_get(report, "sources"), index, source)
+    {
+        const json_t *reason = json_object_get(source, "reason");
+
+        printf("  %-20s %-8s %8s", cli_safe(word(source, "name")), word(source, "state"),
+               cli_bytes(whole(source, "bytes")));
+        json_array_foreach(json_object_get(source, "routes"), at, route)
+            printf(" via %s", word(route, "transport"));
+        if (real(source, "rate") > 0)
+            printf(" at %s", cli_rate(real(source, "rate")));
+        if (reason)
+            printf("  (%s)", cli_safe(word(reason, "text")));
+        printf("\n");
+    }
+}
+
+static void print_loaded(const json_t *report)
+{
+    const json_t *verified = json_object_get(report, "verified"), *limit = json_object_get(report, "limit");
+    const json_t *stages = json_object_get(report, "stages"), *layout = json_object_get(report, "layout");
+
+    printf("loaded %s@%.16s", cli_safe(word(report, "model")), cli_safe(word(report, "revision")));
+    if (whole(layout, "ranks") > 1)
+        printf(" rank %llu of %llu (%s split)", (unsigned long long)whole(layout, "rank"),
+               (unsigned long long)whole(layout, "ranks"), word(layout, "split"));
+    printf(": %s in %s, moved at %s", cli_bytes(whole(report, "bytes")), cli_seconds(real(report, "seconds")),
+           cli_rate(real(report, "rate")));
+    if (limit)
+        printf(" = %.0f %% of this machine's limit (%s, %s)", 100 * real(limit, "ratio"), word(limit, "what"),
+               cli_rate(real(limit, "rate")));
+    printf("\n");
+    print_sources(report);
+    if (word(verified, "against")[0])
+        printf("  verified: %llu digest blocks against %s\n", (unsigned long long)whole(verified, "blocks"),
+               cli_safe(word(verified, "against")));
+    else if (whole(verified, "blocks_total"))
+        printf("  verified: sizes and structure; %llu digest blocks made for those who load from here\n",
+               (unsigned long long)whole(verified, "blocks_total"));
+    printf("  stages: init %s, plan %s, move %s, verify %s\n", cli_seconds(real(stages, "init_s")),
+           cli_seconds(real(stages, "plan_s")), cli_seconds(real(stages, "move_s")),
+           cli_seconds(real(stages, "verify_s")));
+}
+
+static void print_json(const json_t *object)
+{
+    (void)json_dumpf(object, stdout, JSON_INDENT(2));
+    putchar('\n');
+    (void)fflush(stdout);
+}
+
+/* ---- serving ---- */
+
+static int publish(struct session *session, struct heft_error *error)
+{
+    const struct heft_config *config = &session->cli->config;
+    struct heft_replica_options options = HEFT_REPLICA_OPTIONS_INIT;
+    uint64_t start = heft_now_ns();
+    int rc;
+
+    options.agent = session->agent;
+    options.model = session->model;
+    options.directory = session->directory;
+    options.lease_ms = (uint32_t)heft_config_number(config, "lease");
+    rc = heft_replica_publish(&options, &session->replica, error);
+    if (!rc)
+        heft_load_note_publish(session->load, heft_now_ns() - start);
+    return rc;
+}
+
+static int serve_until_stopped(struct session *session)
+{
+    struct heft_replica_status status = {.size = sizeof(status)};
+    char addresses[4096] = "";
+
+    (void)heft_agent_addresses(session->agent, addresses, sizeof(addresses));
+    heft_replica_get_status(session->replica, &status);
+    if (session->cli->json) {
+        json_t *line =
+            json_pack("{s:s, s:s, s:s, s:b}", "event", "serving", "name", heft_replica_name(session->replica),
+                      "addresses", addresses, "published", status.published);
+
+        (void)json_object_set_new(line, "report", json_incref(session->report));
+        print_json(line);
+        json_decref(line);
+    } else {
+        printf("serving as %s at %s%s\n", heft_replica_name(session->replica), addresses,
+               !session->directory ? " (in no directory)"
+               : status.published  ? ""
+                                   : " (not in the directory yet: trying again)");
+        (void)fflush(stdout);
+    }
+    while (!stop_wanted) {
+        struct timespec pause = {0, 50000000};
+
+        (void)nanosleep(&pause, NULL);
+    }
+    heft_replica_get_status(session->replica, &status);
+    if (!session->cli->json)
+        printf("stopped after serving %s; %llu renewals\n", cli_bytes(status.bytes_served),
+               (unsigned long long)status.renewals);
+    return EXIT_DONE;
+}
+
+static int load_and_maybe_serve(struct cli *cli, int serves)
+{
+    struct session session = {.cli = cli};
+    struct heft_error error = HEFT_ERROR_INIT, second = HEFT_ERROR_INIT;
+    int rc, code;
+
+    catch_stop();
+    rc = start_load(&session, serves, 0, &error);
+    if (!rc)
+        rc = wait_load(&session, &error);
+    if (!rc) {
+        session.model = heft_load_take_model(session.load);
+        rc = write_sha256(&session, &error);
+    }
+    if (!rc && serves)
+        rc = publish(&session, &error);
+    if (session.load && !take_report(&session)) {
+        int written = write_report(&session, rc ? &second : &error);
+
+        rc = rc ? rc : written;
+    }
+    if (rc)
+        code = cli_fail(cli, rc, &error);
+    else if (serves) {
+        if (!cli->json)
+            print_loaded(session.report);
+        code = serve_until_stopped(&session);
+    } else {
+        if (cli->json)
+            print_json(session.report);
+        else
+            print_loaded(session.report);
+        code = EXIT_DONE;
+    }
+    if (rc && !cli->json && session.report && json_array_size(json_object_get(session.report, "sources")) > 1)
+        print_sources(session.report);
+    session_end(&session);
+    return code;
+}
+
+int cli_load(struct cli *cli)
+{
+    return load_and_maybe_serve(cli, (int)heft_config_number(&cli->config, "stay"));
+}
+
+int cli_serve(struct cli *cli)
+{
+    return load_and_maybe_serve(cli, 1);
+}
+
+static void print_plan(const json_t *report)
+{
+    const json_t *source, *layout = json_object_get(report, "layout");
+    size_t index;
+
+    printf("%s@%s: %llu tensors, %s; wanted: %s in %llu chunks (%llu tensors split)\n",
+           cli_safe(word(report, "model")), cli_safe(word(report, "revision")),
+           (unsigned long long)whole(report, "model_tensors"), cli_bytes(whole(report, "model_bytes")),
+           cli_bytes(whole(layout, "wanted_bytes")), (unsigned long long)whole(layout, "chunks"),
+           (unsigned long long)whole(layout, "split_tensors"));
+    json_array_foreach(json_object_get(report, "sources"), index, source)
+    {
+        const json_t *reason = json_object_get(source, "reason");
+        const char *candidates = word(source, "candidates");
+
+        printf("  %s (%s): %s\n", cli_safe(word(source, "name")), word(source, "kind"),
+               cli_safe(word(source, "why")));
+        if (reason)
+            printf("    not used: %s: %s\n", word(reason, "code"), cli_safe(word(reason, "text")));
+        while (*candidates) {
+            size_t size = strcspn(candidates, "\n");
+
+            printf("    %.*s\n", (int)size, candidates);
+            candidates += size + (candidates[size] == '\n');
+        }
+    }
+}
+
+int cli_plan(struct cli *cli)
+{
+    struct session session = {.cli = cli};
+    struct heft_error error = HEFT_ERROR_INIT;
+    int rc = start_load(&session, 0, HEFT_LOAD_EXPLAIN, &error), code = EXIT_DONE;
+
+    if (!rc)
+        rc = wait_load(&session, &error);
+    if (!rc)
+        rc = take_report(&session);
+    if (rc)
+        code = cli_fail(cli, rc, &error);
+    else if (cli->json)
+        print_json(session.report);
+    else
+        print_plan(session.report);
+    session_end(&session);
+    return code;
+}

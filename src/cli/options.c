@@ -1,0 +1,159 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The tables: options (one for the whole command line) and commands; and the shell completion made from them.
+ */
+#include "cli/cli.h"
+
+#include <string.h>
+
+#define MIB ((uint64_t)1 << 20)
+
+const struct heft_config_entry cli_options[] = {
+    {"json", HEFT_CONFIG_FLAG, 0, 0, 0, 0, 0, "machine-readable answer on stdout", CLI_COMMON},
+    {"quiet", HEFT_CONFIG_FLAG, 0, 0, 0, 0, 0, "no progress", CLI_COMMON},
+    {"log-level", HEFT_CONFIG_CHOICE, "warn", 0, 0, "none|error|warn|info|debug", 0,
+     "the library's log lines on stderr", CLI_COMMON},
+    {"config", HEFT_CONFIG_TEXT, 0, 0, 0, 0, "FILE", "read options from 'name = value' lines", CLI_COMMON},
+    {"show-config", HEFT_CONFIG_FLAG, 0, 0, 0, 0, 0, "print the effective options with their origin and stop",
+     CLI_COMMON},
+    {"revision", HEFT_CONFIG_TEXT, 0, 0, 0, 0, "REV",
+     "the model's revision, instead of the one in MODEL or the folder's own", CLI_MODEL},
+    {"cache", HEFT_CONFIG_TEXT, 0, 0, 0, 0, "DIR",
+     "model cache (default: $HF_HUB_CACHE, $HF_HOME/hub, ~/.cache/huggingface/hub)", CLI_MODEL | CLI_LS},
+    {"header-limit", HEFT_CONFIG_SIZE, 0, 0, 0, 0, "SIZE",
+     "largest safetensors header (default: the reference's 100,000,000)", CLI_MODEL},
+    {"lenient", HEFT_CONFIG_FLAG, 0, 0, 0, 0, 0, "accept trailing bytes and unknown dtypes, with a warning",
+     CLI_MODEL},
+    {"ignore-index", HEFT_CONFIG_FLAG, 0, 0, 0, 0, 0,
+     "take the shards that are there, whatever the index says", CLI_MODEL},
+    {"tensors", HEFT_CONFIG_FLAG, 0, 0, 0, 0, 0, "list every tensor", CLI_INSPECT | CLI_VERIFY},
+    {"directory", HEFT_CONFIG_TEXT, 0, 0, 0, 0, "ADDR", "who holds what: HOST:PORT of heftd, or file:PATH",
+     CLI_DIRECTORY},
+    {"allow-plain-token", HEFT_CONFIG_FLAG, 0, 0, 0, 0, 0,
+     "send replica tokens to a heftd over a plain, non-loopback connection", CLI_DIRECTORY},
+    {"device", HEFT_CONFIG_TEXT, "host", 0, 0, 0, "host|cuda:N", "where the weights go", CLI_LOAD},
+    {"rank", HEFT_CONFIG_NUMBER, "0", 0, 1 << 20, 0, "R", "this tensor-parallel rank, counted from 0",
+     CLI_LOAD},
+    {"ranks", HEFT_CONFIG_NUMBER, "1", 1, 1 << 20, 0, "N", "number of ranks; only this rank's part is read",
+     CLI_LOAD},
+    {"split", HEFT_CONFIG_CHOICE, "row", 0, 0, "row|column", 0,
+     "which dimension ranks split: the first or the last", CLI_LOAD},
+    {"source", HEFT_CONFIG_TEXT, "auto", 0, 0, 0, "LIST", "auto, file, peer, or file+peer", CLI_LOAD},
+    {"require", HEFT_CONFIG_TEXT, 0, 0, 0, 0, "TRANSPORT",
+     "fail unless every byte takes it: local, tcp or file", CLI_LOAD},
+    {"max-host-memory", HEFT_CONFIG_SIZE, "256M", 16 * MIB, 0, 0, "SIZE",
+     "staging memory beside the model's own", CLI_LOAD},
+    {"deadline", HEFT_CONFIG_DURATION, "10m", 1, 0, 0, "TIME", "give up after this long", CLI_LOAD},
+    {"stall", HEFT_CONFIG_DURATION, "10s", 10, 0, 0, "TIME", "drop a source without progress for this long",
+     CLI_LOAD},
+    {"chunk", HEFT_CONFIG_SIZE, "1M", 4096, (uint64_t)1 << 30, 0, "SIZE", "unit that is handed to sources",
+     CLI_LOAD},
+    {"workers", HEFT_CONFIG_NUMBER, "0", 0, 256, 0, "N", "threads that move bytes; 0: one a core, at most 8",
+     CLI_LOAD},
+    {"no-verify", HEFT_CONFIG_FLAG, 0, 0, 0, 0, 0, "neither make nor check block digests", CLI_LOAD},
+    {"report", HEFT_CONFIG_TEXT, 0, 0, 0, 0, "FILE", "write the load report (JSON); '-' is stdout", CLI_LOAD},
+    {"sha256", HEFT_CONFIG_TEXT, 0, 0, 0, 0, "FILE",
+     "write each loaded tensor's SHA-256, to compare with other tools", CLI_LOAD},
+    {"stay", HEFT_CONFIG_FLAG, 0, 0, 0, 0, 0, "serve the model to others until stopped", CLI_LOAD_ONLY},
+    {"name", HEFT_CONFIG_TEXT, 0, 0, 0, 0, "NAME", "the replica's name (default: host-pid-random)",
+     CLI_SERVE},
+    {"listen", HEFT_CONFIG_TEXT, "unix,127.0.0.1:0", 0, 0, 0, "LIST",
+     "where peers connect: unix, HOST:PORT, [::1]:PORT", CLI_SERVE},
+    {"lease", HEFT_CONFIG_DURATION, "10s", 100, 3600000, 0, "TIME",
+     "how long the directory remembers without renewal", CLI_SERVE},
+    {"measure", HEFT_CONFIG_FLAG, 0, 0, 0, 0, 0,
+     "also measure memory, disk and network, and remember the limits", CLI_PROBE},
+    {"path", HEFT_CONFIG_TEXT, ".", 0, 0, 0, "DIR", "whose disk is probed", CLI_PROBE},
+    {"all", HEFT_CONFIG_FLAG, 0, 0, 0, 0, 0, "list expired leases too", CLI_REPLICAS},
+    {"timeout", HEFT_CONFIG_DURATION, "5s", 1, 0, 0, "TIME", "limit of one call to the directory",
+     CLI_DIRECTORY},
+};
+const size_t cli_option_count = sizeof(cli_options) / sizeof(cli_options[0]);
+
+#define LOADING (CLI_COMMON | CLI_MODEL | CLI_LOAD | CLI_DIRECTORY)
+
+const struct cli_command cli_commands[] = {
+    {"load", "MODEL", "load a model into memory, from files and replicas at once, verified",
+     "MODEL is org/name[@revision] (looked up in the model cache and in the directory), or a path to a "
+     "folder or one\n"
+     ".safetensors file.\n\n"
+     "  heft load ./model                                      from this machine's files\n"
+     "  heft load org/name --directory 127.0.0.1:8001 --stay   from replicas and files, then serve it too\n"
+     "  heft load ./model --ranks 4 --rank 1 --split column    only what rank 1 of 4 keeps\n",
+     LOADING | CLI_SERVE | CLI_LOAD_ONLY, 1, 1, cli_load},
+    {"serve", "MODEL", "load a model, publish it, serve it until stopped",
+     "The same as load --stay. SIGTERM or Ctrl-C ends it and withdraws the replica.\n\n"
+     "  heft serve ./model --directory 127.0.0.1:8001 --name replica-1\n",
+     LOADING | CLI_SERVE, 1, 1, cli_serve},
+    {"inspect", "MODEL", "tensors, dtypes, sizes, shards; every defect with its place",
+     "Reads headers only.\n\n  heft inspect ./model --tensors\n  heft inspect ./model/model.safetensors "
+     "--json\n",
+     CLI_COMMON | CLI_MODEL | CLI_INSPECT, 1, 1, cli_inspect},
+    {"verify", "MODEL", "read every byte and check it: structure, checksums of the cache, digests",
+     "Files whose cache name is their SHA-256 are checked against it. Prints each file's SHA-256 and the "
+     "model's digest,\n"
+     "the same that replicas publish.\n\n  heft verify org/name\n",
+     CLI_COMMON | CLI_MODEL | CLI_VERIFY, 1, 1, cli_verify},
+    {"plan", "MODEL", "what a load would move, from where, by which route, and why (moves nothing)",
+     "  heft plan ./model --directory 127.0.0.1:8001 --ranks 2 --rank 0\n", LOADING, 1, 1, cli_plan},
+    {"replicas", "[MODEL]", "who holds what, according to the directory",
+     "  heft replicas --directory 127.0.0.1:8001\n", CLI_COMMON | CLI_DIRECTORY | CLI_REPLICAS, 0, 1,
+     cli_replicas},
+    {"ls", "", "models in this machine's cache", "  heft ls\n", CLI_COMMON | CLI_LS, 0, 0, cli_ls},
+    {"health", "", "is the directory there, and do its replicas answer?",
+     "Exit code 0 when the directory and every listed replica answer.\n\n  heft health --directory "
+     "127.0.0.1:8001\n",
+     CLI_COMMON | CLI_DIRECTORY, 0, 0, cli_health},
+    {"probe", "", "what this machine can do and what it lacks, with the remedy",
+     "--measure adds the machine's limits (memory, disk, loopback): loads then report which share of them "
+     "they reached.\n\n"
+     "  heft probe --measure --path /models\n",
+     CLI_COMMON | CLI_PROBE, 0, 0, cli_probe},
+    {"completion", "bash", "print the shell completion", "  source <(heft completion bash)\n", CLI_COMMON, 1,
+     1, cli_completion},
+};
+const size_t cli_command_count = sizeof(cli_commands) / sizeof(cli_commands[0]);
+
+/* bash: commands first, then the command's options, their choices, else file names (models are paths too). */
+int cli_completion(struct cli *cli)
+{
+    size_t command, option;
+    struct heft_error error = HEFT_ERROR_INIT;
+
+    if (strcmp(cli->arguments[0], "bash") != 0) {
+        error.code = HEFT_ERR_UNSUPPORTED;
+        (void)snprintf(error.text, sizeof(error.text), "completion is there for bash, not for '%s'",
+                       cli->arguments[0]);
+        (void)cli_fail(cli, error.code, &error);
+        return EXIT_USAGE;
+    }
+    printf("# bash completion for heft; made by 'heft completion bash'\n_heft()\n{\n    local "
+           "cur=${COMP_WORDS[COMP_CWORD]}"
+           " prev=${COMP_WORDS[COMP_CWORD - 1]} options=\n    COMPREPLY=()\n    if [ \"$COMP_CWORD\" -eq 1 "
+           "]; then\n"
+           "        mapfile -t COMPREPLY < <(compgen -W \"");
+    for (command = 0; command < cli_command_count; command++)
+        printf("%s ", cli_commands[command].name);
+    printf("help --help --version\" -- \"$cur\")\n        return\n    fi\n    case $prev in\n");
+    for (option = 0; option < cli_option_count; option++)
+        if (cli_options[option].type == HEFT_CONFIG_CHOICE) {
+            const char *at;
+
+            printf("    --%s)\n        mapfile -t COMPREPLY < <(compgen -W \"", cli_options[option].name);
+            for (at = cli_options[option].choices; *at; at++)
+                putchar(*at == '|' ? ' ' : *at);
+            printf("\" -- \"$cur\")\n        return\n        ;;\n");
+        }
+    printf("    esac\n    case ${COMP_WORDS[1]} in\n");
+    for (command = 0; command < cli_command_count; command++) {
+        printf("    %s) options=\"--help", cli_commands[command].name);
+        for (option = 0; option < cli_option_count; option++)
+            if (cli_options[option].groups & cli_commands[command].groups)
+                printf(" --%s", cli_options[option].name);
+        printf("\" ;;\n");
+    }
+    printf("    esac\n    case $cur in\n    -*) mapfile -t COMPREPLY < <(compgen -W \"$options\" -- "
+           "\"$cur\") ;;\n"
+           "    *) mapfile -t COMPREPLY < <(compgen -f -- \"$cur\") ;;\n    esac\n}\ncomplete -o filenames "
+           "-F _heft heft\n");
+    return EXIT_DONE;
+}

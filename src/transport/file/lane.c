@@ -1,0 +1,420 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Lanes: what one worker does for the transport. A lane and its ring are touched by their worker alone.
+ *
+ * A ticket is a job that any worker may take; the worker that runs it works for its own lane. It takes pieces
+ * until there are none, its ring is full, or it has worked for a slice of time, so that other jobs and
+ * sockets of the worker get their turn. Every completion takes pieces again. So nobody needs to be woken for
+ * a slot or a ring's place that becomes free: who frees it looks for work next.
+ */
+#include "transport/file/file.h"
+#include "base/clock.h"
+#include "base/error.h"
+#include "base/log.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <poll.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/epoll.h>
+#include <unistd.h>
+
+#define RING_ENTRIES 128u
+#define SLICE_NS (2 * HEFT_NS_PER_MS)
+#define SUBMIT_BATCH 8u
+/* Registering pins all of the staging memory: only who reads a lot gets it back. */
+#define REGISTER_AFTER_READS 64u
+#define WAKE_MAX 64u
+
+/* ---- the probe ---- */
+
+/* A read that waits for its bytes, and a ring whose descriptor tells when they came. */
+static int try_ring(unsigned flags)
+{
+    struct io_uring_cqe *cqe = NULL;
+    struct io_uring_sqe *sqe;
+    struct io_uring ring;
+    struct pollfd waiting;
+    int fds[2], rc;
+    static _Thread_local char byte; /* a read that outlives a failed probe must not find the stack */
+
+    byte = 0;
+    if (pipe2(fds, O_CLOEXEC))
+        return -errno;
+    rc = io_uring_queue_init(4, &ring, flags);
+    if (rc < 0)
+        goto done_pipe;
+    sqe = io_uring_get_sqe(&ring);
+    io_uring_prep_read(sqe, fds[0], &byte, 1, 0);
+    rc = io_uring_submit(&ring);
+    if (rc < 0)
+        goto done_ring;
+    rc = -EIO;
+    if (write(fds[1], "x", 1) != 1)
+        goto done_ring;
+    waiting = (struct pollfd){.fd = ring.ring_fd, .events = POLLIN};
+    while (poll(&waiting, 1, 1000) < 0)
+        if (errno != EINTR)
+            goto done_ring;
+    (void)io_uring_get_events(&ring);
+    if (io_uring_peek_cqe(&ring, &cqe) == 0 && cqe)
+        rc = cqe->res == 1 && byte == 'x' ? 0 : cqe->res < 0 ? cqe->res : -EIO;
+
+done_ring:
+    io_uring_queue_exit(&ring);
+done_pipe:
+    (void)close(fds[0]);
+    (void)close(fds[1]);
+    return rc;
+}
+
+void heft_file_probe_uring(struct heft_transport *transport)
+{
+    static const unsigned kinds[] = {IORING_SETUP_SINGLE_ISSUER | IORING_SETUP_DEFER_TASKRUN, 0};
+    char reason[64];
+    int rc = -ENOSYS;
+    size_t index;
+
+    for (index = 0; !(transport->mode & HEFT_FILE_NO_URING) && index < 2; index++) {
+        rc = try_ring(kinds[index]);
+        if (rc == 0) {
+            transport->uring = 1;
+            transport->ring_flags = kinds[index];
+            (void)snprintf(transport->uring_reason, sizeof(transport->uring_reason), "io_uring");
+            return;
+        }
+    }
+    transport->uring = 0;
+    (void)snprintf(transport->uring_reason, sizeof(transport->uring_reason),
+                   "preadv, io_uring is refused (%s)", strerror_r(-rc, reason, sizeof(reason)));
+}
+
+/* ---- the ring ---- */
+
+static struct heft_file_lane *lane_of_watch(struct heft_watch *watch)
+{
+    return (struct heft_file_lane *)(void *)((char *)watch - offsetof(struct heft_file_lane, watch));
+}
+
+static void ring_ready(struct heft_watch *watch, uint32_t epoll_events);
+
+/* Made by the worker at its first cold read. */
+static int open_ring(struct heft_file_lane *lane)
+{
+    struct heft_error error = HEFT_ERROR_INIT;
+    int rc;
+
+    if (lane->ring_state)
+        return lane->ring_state > 0;
+    lane->ring_state = -1;
+    if (!lane->transport->uring)
+        return 0;
+    rc = io_uring_queue_init(RING_ENTRIES, &lane->ring, lane->transport->ring_flags);
+    if (rc < 0) {
+        heft_log(HEFT_LOG_WARN, "file: no io_uring for this worker (errno %d), reading by preadv", -rc);
+        return 0;
+    }
+    lane->watch.fd = lane->ring.ring_fd;
+    lane->watch.ready = ring_ready;
+    rc = heft_watch_add(lane->worker, &lane->watch, EPOLLIN, &error);
+    if (rc) {
+        heft_log(HEFT_LOG_WARN, "file: %s, reading by preadv", error.text);
+        io_uring_queue_exit(&lane->ring);
+        return 0;
+    }
+    lane->ring_state = 1;
+    return 1;
+}
+
+static void register_staging(struct heft_file_lane *lane)
+{
+    struct iovec whole = {lane->transport->staging, lane->transport->staging_bytes};
+
+    lane->registered = -1;
+    if (!(lane->transport->mode & HEFT_FILE_NO_REGISTER) &&
+        io_uring_register_buffers(&lane->ring, &whole, 1) == 0)
+        lane->registered = 1;
+}
+
+static void fly(struct heft_file_lane *lane, struct heft_file_piece *piece)
+{
+    piece->prev = NULL;
+    piece->next = lane->flying;
+    if (lane->flying)
+        lane->flying->prev = piece;
+    lane->flying = piece;
+    __atomic_store_n(&lane->in_flight, lane->in_flight + 1, __ATOMIC_RELAXED);
+}
+
+static void unfly(struct heft_file_lane *lane, struct heft_file_piece *piece)
+{
+    if (piece->prev)
+        piece->prev->next = piece->next;
+    else
+        lane->flying = piece->next;
+    if (piece->next)
+        piece->next->prev = piece->prev;
+    __atomic_store_n(&lane->in_flight, lane->in_flight - 1, __ATOMIC_RELAXED);
+}
+
+/*
+ * The kernel would not take the queued entries: they become no-ops, and their pieces go to preadv, whose
+ * answer decides. (A no-op that is taken later ends without a piece.)
+ */
+static void withdraw_queued(struct heft_file_lane *lane)
+{
+    struct io_uring_sq *sq = &lane->ring.sq;
+    unsigned at = io_uring_smp_load_acquire(sq->khead), mask = sq->ring_mask;
+
+    for (; at != sq->sqe_tail; at++) {
+        struct io_uring_sqe *sqe = &sq->sqes[at & mask];
+        struct heft_file_piece *piece = (struct heft_file_piece *)(uintptr_t)sqe->user_data;
+
+        io_uring_prep_nop(sqe);
+        sqe->user_data = 0;
+        if (piece) {
+            unfly(lane, piece);
+            heft_file_piece_complete(lane, piece, -EAGAIN);
+        }
+    }
+}
+
+static void submit(struct heft_file_lane *lane)
+{
+    int rc;
+
+    if (lane->ring_state <= 0 || io_uring_sq_ready(&lane->ring) == 0)
+        return;
+    do
+        rc = io_uring_submit(&lane->ring);
+    while (rc == -EINTR);
+    if (rc < 0)
+        withdraw_queued(lane);
+}
+
+static struct io_uring_sqe *next_entry(struct heft_file_lane *lane)
+{
+    struct io_uring_sqe *sqe = io_uring_get_sqe(&lane->ring);
+
+    if (!sqe) {
+        submit(lane);
+        sqe = io_uring_get_sqe(&lane->ring);
+    }
+    return sqe;
+}
+
+int heft_file_lane_read(struct heft_file_lane *lane, struct heft_file_piece *piece, int fd)
+{
+    struct io_uring_sqe *sqe;
+
+    if (!open_ring(lane))
+        return 0;
+    sqe = next_entry(lane);
+    if (!sqe)
+        return 0;
+    if (piece->slot && lane->registered == 0 && ++lane->staged_reads > REGISTER_AFTER_READS)
+        register_staging(lane);
+    if (piece->iov_count > 1)
+        io_uring_prep_readv(sqe, fd, piece->iov, (unsigned)piece->iov_count, piece->read_begin_bytes);
+    else if (piece->slot && lane->registered > 0)
+        io_uring_prep_read_fixed(sqe, fd, piece->iov[0].iov_base, (unsigned)piece->iov[0].iov_len,
+                                 piece->read_begin_bytes, 0);
+    else
+        io_uring_prep_read(sqe, fd, piece->iov[0].iov_base, (unsigned)piece->iov[0].iov_len,
+                           piece->read_begin_bytes);
+    io_uring_sqe_set_data(sqe, piece);
+    fly(lane, piece);
+    if (io_uring_sq_ready(&lane->ring) >= SUBMIT_BATCH)
+        submit(lane);
+    return 1;
+}
+
+/* ---- working ---- */
+
+/* 1: the slice is over and there may be more. */
+static int work(struct heft_file_lane *lane)
+{
+    uint64_t until = heft_now_ns() + SLICE_NS;
+    struct heft_file_piece *piece;
+    int more = 0;
+
+    while (lane->in_flight < lane->transport->lane_limit) {
+        piece = heft_file_take_piece(lane->transport);
+        if (!piece || !heft_file_piece_start(lane, piece))
+            break;
+        if (heft_now_ns() >= until) {
+            more = 1;
+            break;
+        }
+    }
+    submit(lane);
+    return more;
+}
+
+static void ring_ready(struct heft_watch *watch, uint32_t epoll_events)
+{
+    struct heft_file_lane *lane = lane_of_watch(watch);
+    struct io_uring_cqe *cqe;
+    uint32_t most = RING_ENTRIES;
+    int more = 0;
+
+    (void)epoll_events;
+    (void)io_uring_get_events(&lane->ring);
+    while (most-- > 0 && io_uring_peek_cqe(&lane->ring, &cqe) == 0) {
+        struct heft_file_piece *piece = io_uring_cqe_get_data(cqe);
+        int result = cqe->res;
+
+        io_uring_cqe_seen(&lane->ring, cqe);
+        if (!piece)
+            continue;
+        unfly(lane, piece);
+        heft_file_piece_complete(lane, piece, result);
+        more |= work(lane);
+    }
+    if (more)
+        heft_file_wake(lane->transport, 1);
+}
+
+static void job_idle(struct heft_transport *transport)
+{
+    transport->busy_jobs--;
+    (void)pthread_cond_broadcast(&transport->quiet);
+}
+
+static void run_ticket(struct heft_job *job, struct heft_worker *worker)
+{
+    struct heft_file_ticket *ticket =
+        (struct heft_file_ticket *)(void *)((char *)job - offsetof(struct heft_file_ticket, job));
+    struct heft_transport *transport = ticket->transport;
+    uint32_t index = 0;
+
+    while (transport->lanes[index].worker != worker)
+        index++;
+    if (work(&transport->lanes[index])) {
+        heft_pool_submit(transport->host.pool, &ticket->job);
+        return;
+    }
+    (void)pthread_mutex_lock(&transport->lock);
+    /* What was queued since the last look found this ticket taken. */
+    if ((transport->queue || transport->stalled) &&
+        transport->lanes[index].in_flight < transport->lane_limit && transport->free_pieces &&
+        transport->free_slot_count > 0) {
+        (void)pthread_mutex_unlock(&transport->lock);
+        heft_pool_submit(transport->host.pool, &ticket->job);
+        return;
+    }
+    ticket->queued = 0;
+    job_idle(transport);
+    (void)pthread_mutex_unlock(&transport->lock);
+}
+
+void heft_file_wake(struct heft_transport *transport, uint64_t count)
+{
+    struct heft_file_ticket *woken[WAKE_MAX];
+    uint32_t index, taken = 0;
+
+    if (count > WAKE_MAX)
+        count = WAKE_MAX;
+    (void)pthread_mutex_lock(&transport->lock);
+    for (index = 0; index < transport->lane_count && taken < count; index++) {
+        if (transport->tickets[index].queued)
+            continue;
+        transport->tickets[index].queued = 1;
+        transport->busy_jobs++;
+        woken[taken++] = &transport->tickets[index];
+    }
+    (void)pthread_mutex_unlock(&transport->lock);
+    for (index = 0; index < taken; index++)
+        heft_pool_submit(transport->host.pool, &woken[index]->job);
+}
+
+/* ---- cancel and close ---- */
+
+static void run_cancel(struct heft_job *job, struct heft_worker *worker)
+{
+    struct heft_file_lane *lane =
+        (struct heft_file_lane *)(void *)((char *)job - offsetof(struct heft_file_lane, cancel_job));
+    struct heft_file_piece *piece;
+
+    (void)worker;
+    (void)pthread_mutex_lock(&lane->transport->lock);
+    lane->cancel_queued = 0;
+    (void)pthread_mutex_unlock(&lane->transport->lock);
+    submit(lane);
+    for (piece = lane->flying; piece; piece = piece->next) {
+        struct io_uring_sqe *sqe;
+
+        if (piece->canceling || __atomic_load_n(&piece->task->status, __ATOMIC_RELAXED) == 0)
+            continue;
+        sqe = io_uring_sq_space_left(&lane->ring) ? io_uring_get_sqe(&lane->ring) : NULL;
+        if (!sqe)
+            break; /* a full queue: what is left ends by itself */
+        io_uring_prep_cancel64(sqe, (uint64_t)(uintptr_t)piece, 0);
+        sqe->user_data = 0;
+        piece->canceling = 1;
+    }
+    submit(lane);
+    (void)pthread_mutex_lock(&lane->transport->lock);
+    job_idle(lane->transport);
+    (void)pthread_mutex_unlock(&lane->transport->lock);
+}
+
+void heft_file_cancel_flying(struct heft_transport *transport)
+{
+    uint32_t index;
+    int queue;
+
+    for (index = 0; index < transport->lane_count; index++) {
+        struct heft_file_lane *lane = &transport->lanes[index];
+
+        if (__atomic_load_n(&lane->in_flight, __ATOMIC_RELAXED) == 0)
+            continue;
+        (void)pthread_mutex_lock(&transport->lock);
+        queue = !lane->cancel_queued;
+        lane->cancel_queued = 1;
+        transport->busy_jobs += (uint32_t)queue;
+        (void)pthread_mutex_unlock(&transport->lock);
+        if (queue)
+            heft_worker_submit(lane->worker, &lane->cancel_job);
+    }
+}
+
+static void run_close(struct heft_job *job, struct heft_worker *worker)
+{
+    struct heft_file_lane *lane =
+        (struct heft_file_lane *)(void *)((char *)job - offsetof(struct heft_file_lane, close_job));
+    struct heft_transport *transport = lane->transport;
+
+    (void)worker;
+    if (lane->ring_state > 0) {
+        heft_watch_remove(&lane->watch);
+        io_uring_queue_exit(&lane->ring);
+        lane->ring_state = -1;
+    }
+    (void)pthread_mutex_lock(&transport->lock);
+    job_idle(transport);
+    (void)pthread_mutex_unlock(&transport->lock);
+}
+
+void heft_file_lane_init(struct heft_transport *transport, uint32_t index)
+{
+    struct heft_file_lane *lane = &transport->lanes[index];
+
+    lane->transport = transport;
+    lane->worker = heft_pool_worker(transport->host.pool, index);
+    lane->cancel_job.run = run_cancel;
+    lane->close_job.run = run_close;
+    transport->tickets[index].transport = transport;
+    transport->tickets[index].job.run = run_ticket;
+}
+
+void heft_file_lane_close(struct heft_file_lane *lane)
+{
+    struct heft_transport *transport = lane->transport;
+
+    (void)pthread_mutex_lock(&transport->lock);
+    transport->busy_jobs++;
+    (void)pthread_mutex_unlock(&transport->lock);
+    heft_worker_submit(lane->worker, &lane->close_job);
+}

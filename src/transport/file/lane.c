@@ -18,6 +18,7 @@
 #include <stdio.h>
 #include <string.h>
 #include <sys/epoll.h>
+#include <sys/eventfd.h>
 #include <unistd.h>
 
 #define RING_ENTRIES 128u
@@ -29,41 +30,44 @@
 
 /* ---- the probe ---- */
 
-/* A read that waits for its bytes, and a ring whose descriptor tells when they came. */
+/* A read that waits for its bytes, and an eventfd that tells when they came: all that a lane relies on. */
 static int try_ring(unsigned flags)
 {
-    struct io_uring_cqe *cqe = NULL;
-    struct io_uring_sqe *sqe;
-    struct io_uring ring;
-    struct pollfd waiting;
-    int fds[2], rc;
     static _Thread_local char byte; /* a read that outlives a failed probe must not find the stack */
+    struct io_uring_cqe *cqe = NULL;
+    struct io_uring ring;
+    struct pollfd waiting = {.events = POLLIN};
+    int fds[2], rc;
 
     byte = 0;
     if (pipe2(fds, O_CLOEXEC))
         return -errno;
-    rc = io_uring_queue_init(4, &ring, flags);
+    waiting.fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+    rc = waiting.fd < 0 ? -errno : io_uring_queue_init(4, &ring, flags);
     if (rc < 0)
-        goto done_pipe;
-    sqe = io_uring_get_sqe(&ring);
-    io_uring_prep_read(sqe, fds[0], &byte, 1, 0);
+        goto done_files;
+    rc = io_uring_register_eventfd(&ring, waiting.fd);
+    if (rc < 0)
+        goto done_ring;
+    io_uring_prep_read(io_uring_get_sqe(&ring), fds[0], &byte, 1, 0);
     rc = io_uring_submit(&ring);
     if (rc < 0)
         goto done_ring;
     rc = -EIO;
     if (write(fds[1], "x", 1) != 1)
         goto done_ring;
-    waiting = (struct pollfd){.fd = ring.ring_fd, .events = POLLIN};
     while (poll(&waiting, 1, 1000) < 0)
         if (errno != EINTR)
             goto done_ring;
     (void)io_uring_get_events(&ring);
-    if (io_uring_peek_cqe(&ring, &cqe) == 0 && cqe)
+    if ((waiting.revents & POLLIN) && io_uring_peek_cqe(&ring, &cqe) == 0 && cqe)
         rc = cqe->res == 1 && byte == 'x' ? 0 : cqe->res < 0 ? cqe->res : -EIO;
 
 done_ring:
     io_uring_queue_exit(&ring);
-done_pipe:
+done_files:
+    if (waiting.fd >= 0)
+        (void)close(waiting.fd);
     (void)close(fds[0]);
     (void)close(fds[1]);
     return rc;
@@ -99,7 +103,10 @@ static struct heft_file_lane *lane_of_watch(struct heft_watch *watch)
 
 static void ring_ready(struct heft_watch *watch, uint32_t epoll_events);
 
-/* Made by the worker at its first cold read. */
+/*
+ * Made by the worker at its first cold read. The watched descriptor is an eventfd: a ring whose completions
+ * are deferred to its own thread wakes nobody who polls the ring itself.
+ */
 static int open_ring(struct heft_file_lane *lane)
 {
     struct heft_error error = HEFT_ERROR_INIT;
@@ -111,20 +118,27 @@ static int open_ring(struct heft_file_lane *lane)
     if (!lane->transport->uring)
         return 0;
     rc = io_uring_queue_init(RING_ENTRIES, &lane->ring, lane->transport->ring_flags);
-    if (rc < 0) {
-        heft_log(HEFT_LOG_WARN, "file: no io_uring for this worker (errno %d), reading by preadv", -rc);
-        return 0;
-    }
-    lane->watch.fd = lane->ring.ring_fd;
+    if (rc < 0)
+        goto fail;
     lane->watch.ready = ring_ready;
-    rc = heft_watch_add(lane->worker, &lane->watch, EPOLLIN, &error);
-    if (rc) {
-        heft_log(HEFT_LOG_WARN, "file: %s, reading by preadv", error.text);
-        io_uring_queue_exit(&lane->ring);
-        return 0;
+    lane->watch.fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+    rc = lane->watch.fd < 0 ? -errno : io_uring_register_eventfd(&lane->ring, lane->watch.fd);
+    if (rc < 0)
+        goto fail_ring;
+    if (heft_watch_add(lane->worker, &lane->watch, EPOLLIN, &error)) {
+        rc = -ENOSPC;
+        goto fail_ring;
     }
     lane->ring_state = 1;
     return 1;
+
+fail_ring:
+    if (lane->watch.fd >= 0)
+        (void)close(lane->watch.fd);
+    io_uring_queue_exit(&lane->ring);
+fail:
+    heft_log(HEFT_LOG_WARN, "file: no io_uring for this worker (errno %d), reading by preadv", -rc);
+    return 0;
 }
 
 static void register_staging(struct heft_file_lane *lane)
@@ -256,12 +270,14 @@ static void ring_ready(struct heft_watch *watch, uint32_t epoll_events)
 {
     struct heft_file_lane *lane = lane_of_watch(watch);
     struct io_uring_cqe *cqe;
-    uint32_t most = RING_ENTRIES;
+    uint64_t signals;
     int more = 0;
 
     (void)epoll_events;
+    if (read(watch->fd, &signals, sizeof(signals)) < 0)
+        return;
     (void)io_uring_get_events(&lane->ring);
-    while (most-- > 0 && io_uring_peek_cqe(&lane->ring, &cqe) == 0) {
+    while (io_uring_peek_cqe(&lane->ring, &cqe) == 0) {
         struct heft_file_piece *piece = io_uring_cqe_get_data(cqe);
         int result = cqe->res;
 
@@ -282,31 +298,47 @@ static void job_idle(struct heft_transport *transport)
     (void)pthread_cond_broadcast(&transport->quiet);
 }
 
+/* Whether a lane would find something to do; under the lock. */
+static int has_work(const struct heft_transport *transport)
+{
+    return (transport->stalled && transport->free_slot_count > 0) ||
+           (transport->queue && transport->free_pieces);
+}
+
+static int has_room(const struct heft_file_lane *lane)
+{
+    return __atomic_load_n(&lane->in_flight, __ATOMIC_RELAXED) < lane->transport->lane_limit;
+}
+
 static void run_ticket(struct heft_job *job, struct heft_worker *worker)
 {
     struct heft_file_ticket *ticket =
         (struct heft_file_ticket *)(void *)((char *)job - offsetof(struct heft_file_ticket, job));
     struct heft_transport *transport = ticket->transport;
-    uint32_t index = 0;
+    struct heft_file_lane *other = NULL;
+    uint32_t self = 0, index;
+    int more;
 
-    while (transport->lanes[index].worker != worker)
-        index++;
-    if (work(&transport->lanes[index])) {
-        heft_pool_submit(transport->host.pool, &ticket->job);
-        return;
-    }
+    while (transport->lanes[self].worker != worker)
+        self++;
+    more = work(&transport->lanes[self]);
     (void)pthread_mutex_lock(&transport->lock);
-    /* What was queued since the last look found this ticket taken. */
-    if ((transport->queue || transport->stalled) &&
-        transport->lanes[index].in_flight < transport->lane_limit && transport->free_pieces &&
-        transport->free_slot_count > 0) {
-        (void)pthread_mutex_unlock(&transport->lock);
-        heft_pool_submit(transport->host.pool, &ticket->job);
-        return;
+    /* What was queued since the last look found this ticket taken. A full lane gives it to one with room. */
+    if (!more && has_work(transport)) {
+        more = has_room(&transport->lanes[self]);
+        for (index = 0; !more && !other && index < transport->lane_count; index++)
+            if (has_room(&transport->lanes[index]))
+                other = &transport->lanes[index];
     }
-    ticket->queued = 0;
-    job_idle(transport);
+    if (!more && !other) {
+        ticket->queued = 0;
+        job_idle(transport);
+    }
     (void)pthread_mutex_unlock(&transport->lock);
+    if (more)
+        heft_pool_submit(transport->host.pool, &ticket->job);
+    else if (other)
+        heft_worker_submit(other->worker, &ticket->job);
 }
 
 void heft_file_wake(struct heft_transport *transport, uint64_t count)
@@ -390,6 +422,7 @@ static void run_close(struct heft_job *job, struct heft_worker *worker)
     if (lane->ring_state > 0) {
         heft_watch_remove(&lane->watch);
         io_uring_queue_exit(&lane->ring);
+        (void)close(lane->watch.fd);
         lane->ring_state = -1;
     }
     (void)pthread_mutex_lock(&transport->lock);

@@ -270,7 +270,6 @@ static void slot_post(struct slot *slot)
             heft_error_set(&error, rc, "preparing a chunk's runs");
         else
             rc = heft_xfer_set_runs(slot->xfer, slot->runs, count, &error);
-        slot->posted_ns = heft_now_ns();
         if (!rc)
             rc = heft_xfer_post(slot->xfer, &error);
         if (rc)
@@ -300,6 +299,7 @@ static void kick(struct heft_executor *executor)
                 if (candidate->chunk == NO_CHUNK)
                     break;
                 candidate->state = SLOT_FLYING;
+                candidate->posted_ns = heft_now_ns();
                 executor->active++;
                 found[count++] = candidate;
             }
@@ -390,11 +390,9 @@ static void blame(struct heft_executor *executor, struct slot *slot, int status,
     struct lane *lane = &executor->lanes[slot->source];
 
     lane->source->retries++;
-    if (slot->stealing && status == HEFT_ERR_CANCELED) {
-        slot->state = SLOT_IDLE;
-        return;
-    }
-    if (executor->stopping) {
+    /* Only we cancel: to give the chunk to another source (a cancel may even hit the slot's next transfer).
+     */
+    if (executor->stopping || status == HEFT_ERR_CANCELED) {
         slot->state = SLOT_IDLE;
         return;
     }
@@ -446,6 +444,7 @@ static void on_done(struct heft_xfer *xfer, const struct heft_xfer_result *resul
         slot->chunk = take_chunk(executor, slot->source);
         if (slot->chunk != NO_CHUNK) {
             slot->state = SLOT_FLYING;
+            slot->posted_ns = now;
             executor->active++;
             go_on = 1;
         }
@@ -561,7 +560,7 @@ static void steal_from_slow(struct heft_executor *executor)
         for (slot = 0; slot < lane->source->credits && count < 16; slot++) {
             struct slot *candidate = &lane->slots[slot];
 
-            if (candidate->state == SLOT_FLYING && !candidate->stealing && candidate->posted_ns &&
+            if (candidate->state == SLOT_FLYING && !candidate->stealing &&
                 now > candidate->posted_ns + STEAL_AFTER_NS &&
                 has_thief(executor, candidate, now - candidate->posted_ns)) {
                 candidate->stealing = 1;

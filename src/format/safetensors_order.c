@@ -343,8 +343,9 @@ static struct place *radix_sort(struct place *from, struct place *to, uint64_t c
 
 /*
  * Orders places that begin at the same byte by their ends. A model that will be accepted has at most one
- * tensor there that is not empty, so three groups are enough: ends before, ends here, ends later. (With more
- * than one of the first or last it is refused, whichever comes first.)
+ * tensor there that is not empty, so three groups are enough: ends before, ends here, ends later. With more
+ * than one of the first or last kind it is refused; the one with the least end goes first, so that the
+ * reference's refusal is found, and the order of the rest is left as it is.
  */
 static void group_by_end(const struct heft_st_tensor *tensors, struct place *places, struct place *spare,
                          uint64_t count)
@@ -352,14 +353,27 @@ static void group_by_end(const struct heft_st_tensor *tensors, struct place *pla
     uint64_t used = 0, index;
     int group;
 
-    for (group = -1; group <= 1; group++)
+    for (group = -1; group <= 1; group++) {
+        uint64_t first = used;
+        uint64_t least = used;
+
         for (index = 0; index < count; index++) {
             uint64_t end = tensors[places[index].index].end;
             int own = end < places[index].begin ? -1 : end > places[index].begin;
 
-            if (own == group)
-                spare[used++] = places[index];
+            if (own != group)
+                continue;
+            if (used > first && end < tensors[spare[least].index].end)
+                least = used;
+            spare[used++] = places[index];
         }
+        if (least != first) {
+            struct place held = spare[first];
+
+            spare[first] = spare[least];
+            spare[least] = held;
+        }
+    }
     memcpy(places, spare, count * sizeof(*places));
 }
 

@@ -291,14 +291,10 @@ void heft_json_decode(const struct heft_json_text *text, char *bytes_out)
     }
 }
 
-int heft_json_equals(const struct heft_json_text *text, const char *bytes, size_t size)
+int heft_json_equals_escaped(const struct heft_json_text *text, const char *bytes, size_t size)
 {
-    char decoded[32];
+    char decoded[HEFT_JSON_WORD_BYTES];
 
-    if (text->bytes != size)
-        return 0;
-    if (text->raw_bytes == size)
-        return memcmp(text->raw, bytes, size) == 0;
     if (size > sizeof(decoded))
         return 0;
     heft_json_decode(text, decoded);
@@ -387,7 +383,8 @@ static int fraction_part(struct heft_json_scan *scan, uint64_t significand, int6
     return 1;
 }
 
-int heft_json_integer(struct heft_json_scan *scan, uint64_t *value_out)
+/* Any number, sign and fraction included. */
+static int long_number(struct heft_json_scan *scan, uint64_t *value_out)
 {
     uint64_t value = 0;
     int64_t exponent = 0;
@@ -413,6 +410,24 @@ int heft_json_integer(struct heft_json_scan *scan, uint64_t *value_out)
         return heft_json_fail(scan, "number out of range");
     *value_out = value;
     return negative || exponent > 0;
+}
+
+int heft_json_integer(struct heft_json_scan *scan, uint64_t *value_out)
+{
+    const uint8_t *at = scan->at;
+    const uint8_t *end = scan->end - at > 19 ? at + 19 : scan->end; /* 19 digits fit into 64 bits */
+    uint64_t value = 0;
+
+    for (; at < end && *at >= '0' && *at <= '9'; at++)
+        value = value * 10 + (uint64_t)(*at - '0');
+    /* Most numbers are over here: no leading zero, and nothing follows that makes it another kind. */
+    if (at < end && at > scan->at && *at != '.' && *at != 'e' && *at != 'E' &&
+        (*scan->at != '0' || at == scan->at + 1)) {
+        scan->at = at;
+        *value_out = value;
+        return 0;
+    }
+    return long_number(scan, value_out);
 }
 
 /* ---- values ---- */

@@ -12,6 +12,7 @@
 
 #include <stddef.h>
 #include <stdint.h>
+#include <string.h>
 
 /* Arrays and objects inside each other, the outermost counted. */
 #define HEFT_JSON_DEPTH_LIMIT 127
@@ -58,8 +59,17 @@ int heft_json_key(struct heft_json_scan *scan, struct heft_json_text *key_out);
 int heft_json_string(struct heft_json_scan *scan, struct heft_json_text *text_out);
 /* Writes text->bytes bytes of UTF-8. */
 void heft_json_decode(const struct heft_json_text *text, char *bytes_out);
-/* 1 when the decoded text is exactly this. */
-int heft_json_equals(const struct heft_json_text *text, const char *bytes, size_t size);
+int heft_json_equals_escaped(const struct heft_json_text *text, const char *bytes, size_t size);
+/* 1 when the decoded text is exactly these bytes, HEFT_JSON_WORD_BYTES at most. */
+#define HEFT_JSON_WORD_BYTES 32
+static inline int heft_json_equals(const struct heft_json_text *text, const char *bytes, size_t size)
+{
+    if (text->bytes != size)
+        return 0;
+    if (text->raw_bytes == size)
+        return memcmp(text->raw, bytes, size) == 0;
+    return heft_json_equals_escaped(text, bytes, size);
+}
 /* `at` stands on a digit or a minus. 0: an integer from 0 to 2^64-1. 1: another number. -1: no number. */
 int heft_json_integer(struct heft_json_scan *scan, uint64_t *value_out);
 /* "null", "true" or "false", from its first letter on. 0 or -1. */

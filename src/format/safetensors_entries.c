@@ -88,20 +88,33 @@ static int refuse_dtype(struct reader *reader, const struct heft_json_text *text
 
 /* ---- growth ---- */
 
-/* A quarter more room; not more than the rest of the header can still fill. NULL: no memory. */
+/*
+ * More room. Growing in small steps would leave a heap full of holes, so the size is guessed from what was
+ * read so far: 1/16 more than the same density would need for the rest. A guess takes no more bytes than the
+ * header has; beyond that, room grows by a quarter. NULL: no memory.
+ */
 static void *grow(struct reader *reader, void *items, uint64_t *capacity, size_t item_bytes,
                   size_t text_bytes)
 {
-    uint64_t left = (uint64_t)(reader->scan.end - reader->scan.at) / text_bytes + 1;
+    uint64_t total = (uint64_t)(reader->scan.end - reader->scan.start);
+    uint64_t done = (uint64_t)(reader->scan.at - reader->scan.start);
+    uint64_t left = (total - done) / text_bytes + 1; /* more can't follow */
+    uint64_t guess = *capacity * (total - done) / (done + 1);
     uint64_t more = *capacity / 4 + 16;
-    uint64_t wanted = *capacity + (more < left ? more : left);
     void *moved;
 
-    if (wanted > SIZE_MAX / item_bytes)
+    guess += guess / 16;
+    if (guess > more && *capacity + guess <= total / item_bytes)
+        more = guess;
+    if (more > left)
+        more = left;
+    if (*capacity + more > SIZE_MAX / item_bytes)
         return NULL;
-    moved = realloc(items, (size_t)wanted * item_bytes);
-    if (moved)
-        *capacity = wanted;
+    moved = realloc(items, (size_t)(*capacity + more) * item_bytes);
+    if (!moved)
+        return NULL;
+    *capacity += more;
+    heft_st_expect_filled(moved, (size_t)*capacity * item_bytes);
     return moved;
 }
 

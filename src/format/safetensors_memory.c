@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The small tables and tools of the safetensors reader: dtypes and the arena. */
+/* The small tables and tools of the safetensors reader: dtypes and memory. */
 #include "format/safetensors_private.h"
 
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 
 /* ---- dtypes ---- */
 
@@ -36,7 +37,18 @@ uint32_t heft_dtype_bits(const char *dtype, size_t dtype_bytes)
     return found ? found->bits : 0;
 }
 
-/* ---- the arena ---- */
+/* ---- memory ---- */
+
+#define HUGE_PAGE_BYTES ((uintptr_t)2 << 20)
+
+void heft_st_expect_filled(void *block, size_t bytes)
+{
+    uintptr_t from = ((uintptr_t)block + HUGE_PAGE_BYTES - 1) / HUGE_PAGE_BYTES * HUGE_PAGE_BYTES;
+    uintptr_t to = ((uintptr_t)block + bytes) / HUGE_PAGE_BYTES * HUGE_PAGE_BYTES;
+
+    if (bytes >= 2 * HUGE_PAGE_BYTES)
+        (void)madvise((void *)from, to - from, MADV_HUGEPAGE); /* only advice: nothing is lost without it */
+}
 
 struct heft_st_chunk {
     struct heft_st_chunk *older;

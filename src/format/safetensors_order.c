@@ -151,6 +151,8 @@ static int may_repeat(const struct names *names)
     hashes = malloc(names->count * sizeof(*hashes));
     parted = malloc(names->count * sizeof(*parted));
     if (hashes && parted) {
+        heft_st_expect_filled(hashes, names->count * sizeof(*hashes));
+        heft_st_expect_filled(parted, names->count * sizeof(*parted));
         for (index = 0; index < names->count; index++)
             hashes[index] = hash_of(names, name_of(names, index));
         scatter(hashes, names->count, bits, parted, ends);

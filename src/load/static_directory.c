@@ -31,7 +31,7 @@
 #define STATIC_VERSION 1
 #define STATIC_MAX_BYTES ((size_t)64 << 20)
 #define STATIC_MAX_RECORDS 10000u
-#define STATIC_LOCK_MS 2000u /* then the change goes on without the lock */
+#define STATIC_LOCK_MS 5000u /* then the change goes on without the lock */
 #define STATIC_MAX_TRIES 200u
 
 struct static_directory {
@@ -428,59 +428,76 @@ static int write_root(json_t *root, const char *path, const char *temp, struct h
     return heft_error_set_errno(error, failure, "writing directory file %s", path);
 }
 
-/*
- * Puts temp in the place of path. 0: done, and *replaced_out is what was there if that is not what was read
- * (to be folded in), else NULL. AGAIN: the file appeared or vanished meanwhile.
- */
-static int swap(const char *path, const char *temp, int existed, const char *read_stamp,
-                json_t **replaced_out, struct heft_error *error)
+/* The stamp of the file at temp, which has just come out of a swap, is the expected one. */
+static int came_out(const char *temp, const char *stamp, json_t **root_out, struct heft_error *error)
 {
-    json_t *replaced = NULL;
-    int was_there, result;
+    int was_there, result = load(temp, root_out, &was_there, error);
 
-    *replaced_out = NULL;
-    if (renameat2(AT_FDCWD, temp, AT_FDCWD, path, existed ? RENAME_EXCHANGE : RENAME_NOREPLACE) == 0) {
-        if (!existed)
-            return 0;
-        result = load(temp, &replaced, &was_there, error);
-        if (result || strcmp(stamp_of(replaced), read_stamp) == 0) {
-            /* Unreadable: someone wrote garbage between our read and our swap. It is put back, not lost. */
-            if (result)
-                (void)renameat2(AT_FDCWD, temp, AT_FDCWD, path, RENAME_EXCHANGE);
-            json_decref(replaced);
-            (void)unlink(temp);
-            return result;
-        }
-        (void)unlink(temp);
-        *replaced_out = replaced;
+    return result ? result : strcmp(stamp_of(*root_out), stamp) == 0;
+}
+
+/*
+ * Swaps temp (whose stamp is own_stamp) with path. 0: done. AGAIN: path was not what was read, and is again
+ * what it was; *lost_out is what must be folded into the next try, if anything.
+ */
+static int exchange(const char *path, const char *temp, const char *read_stamp, const char *own_stamp,
+                    json_t **lost_out, struct heft_error *error)
+{
+    json_t *root = NULL;
+    int as_read = came_out(temp, read_stamp, &root, error), result;
+
+    json_decref(root);
+    root = NULL;
+    if (as_read == 1)
         return 0;
+    /* Another writer's file, or, when it can't be read, someone's garbage: neither is ours to remove. */
+    if (renameat2(AT_FDCWD, temp, AT_FDCWD, path, RENAME_EXCHANGE))
+        return heft_error_set_errno(error, errno, "directory file %s: putting back what was replaced", path);
+    result = came_out(temp, own_stamp, &root, error);
+    if (result == 0) {
+        *lost_out = root;
+        root = NULL;
     }
-    if ((existed && errno == ENOENT) || (!existed && errno == EEXIST)) {
-        (void)unlink(temp);
-        return HEFT_ERR_AGAIN;
-    }
-    if (errno == EINVAL || errno == ENOSYS || errno == ENOTSUP) {
-        /* No swap on this file system: replace, having looked once more that nothing changed since. */
-        result = load(path, &replaced, &was_there, error);
-        if (!result && strcmp(stamp_of(replaced), read_stamp) != 0)
-            result = HEFT_ERR_AGAIN;
-        json_decref(replaced);
-        if (!result && rename(temp, path) == 0)
-            return 0;
-        if (!result)
-            result = heft_error_set_errno(error, errno, "replacing directory file %s", path);
-        (void)unlink(temp);
-        return result;
-    }
-    result = heft_error_set_errno(error, errno, "replacing directory file %s", path);
+    json_decref(root);
+    return as_read < 0 ? as_read : result < 0 ? result : HEFT_ERR_AGAIN;
+}
+
+/* No swap on this file system: replaces, having looked once more that nothing has changed since. */
+static int replace(const char *path, const char *temp, const char *read_stamp, struct heft_error *error)
+{
+    json_t *root = NULL;
+    int was_there, result = load(path, &root, &was_there, error);
+
+    if (!result && strcmp(stamp_of(root), read_stamp) != 0)
+        result = HEFT_ERR_AGAIN;
+    json_decref(root);
+    if (!result && rename(temp, path))
+        result = heft_error_set_errno(error, errno, "replacing directory file %s", path);
+    return result;
+}
+
+/* Puts temp in the place of path; temp is gone afterwards. Returns as exchange does. */
+static int commit(const char *path, const char *temp, int existed, const char *read_stamp,
+                  const char *own_stamp, json_t **lost_out, struct heft_error *error)
+{
+    int result;
+
+    if (renameat2(AT_FDCWD, temp, AT_FDCWD, path, existed ? RENAME_EXCHANGE : RENAME_NOREPLACE) == 0)
+        result = existed ? exchange(path, temp, read_stamp, own_stamp, lost_out, error) : 0;
+    else if ((existed && errno == ENOENT) || (!existed && errno == EEXIST))
+        result = HEFT_ERR_AGAIN;
+    else if (errno == EINVAL || errno == ENOSYS || errno == ENOTSUP)
+        result = replace(path, temp, read_stamp, error);
+    else
+        result = heft_error_set_errno(error, errno, "replacing directory file %s", path);
     (void)unlink(temp);
     return result;
 }
 
 /* What is carried from one try of a change to the next. */
 struct progress {
-    json_t *lost;   /* what a swap replaced unseen; must get back into the file */
-    int is_applied; /* a swap has put the change into the file */
+    json_t *lost;   /* what a swap took out of the file; must get back into it */
+    int is_applied; /* the change was in the file for a moment, and a third writer has built on it */
     uint64_t epoch;
 };
 
@@ -513,7 +530,7 @@ static int try_change(const char *path, const struct change *change, struct prog
                       struct heft_error *error)
 {
     char *read_stamp = NULL, *temp = NULL;
-    json_t *root, *replaced = NULL;
+    json_t *root, *lost = NULL;
     uint64_t nonce;
     int existed, refused = 0, result = load(path, &root, &existed, error);
 
@@ -531,14 +548,15 @@ static int try_change(const char *path, const struct change *change, struct prog
     if (!result)
         result = write_root(root, path, temp, error);
     if (!result)
-        result = swap(path, temp, existed, read_stamp, &replaced, error);
-    if (!result) {
-        progress->epoch = root_epoch(root);
-        progress->is_applied |= !refused;
+        result = commit(path, temp, existed, read_stamp, stamp_of(root), &lost, error);
+    if (!result || lost) {
         json_decref(progress->lost);
-        progress->lost = replaced;
-        result = replaced ? HEFT_ERR_AGAIN : refused;
+        progress->lost = lost;
+        progress->is_applied |= lost && !refused;
+        progress->epoch = root_epoch(root);
     }
+    if (!result)
+        result = refused;
     free(read_stamp);
     free(temp);
     json_decref(root);

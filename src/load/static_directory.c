@@ -364,8 +364,11 @@ static int take_lock(const char *path)
 {
     char *name;
     uint64_t until_ns = heft_now_ns() + STATIC_LOCK_MS * HEFT_NS_PER_MS;
+    struct stat info;
     int fd;
 
+    if (stat(path, &info) == 0 && !S_ISREG(info.st_mode)) /* the change will refuse it */
+        return -1;
     if (asprintf(&name, "%s.lock", path) < 0)
         return -1;
     fd = open(name, O_RDWR | O_CREAT | O_CLOEXEC, 0600);

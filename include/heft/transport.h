@@ -6,7 +6,8 @@
  *
  * What every transport keeps:
  *  - `post` either refuses (and never calls done) or takes the operation and calls done exactly once, from
- * any thread, possibly before post returns. After done the transport touches neither the operation nor its
+ * any thread, possibly before post returns, and holding no lock: a callback of the user may run inside. After
+ * done the transport touches neither the operation nor its
  * memory.
  *  - `done(0)` means that every byte arrived, counted, not inferred.
  *  - `cancel` makes done come soon (CANCELED, or the real end); it never makes done come twice.
@@ -124,6 +125,7 @@ struct heft_transport_ops {
     int (*remote_add)(struct heft_endpoint *endpoint, struct heft_transport_region *region,
                       struct heft_error *error);
     void (*remote_remove)(struct heft_endpoint *endpoint, struct heft_transport_region *region);
+    /* endpoint NULL: not connected yet; then the query names no region. */
     void (*score)(struct heft_transport *transport, struct heft_endpoint *endpoint,
                   const struct heft_route_query *query, struct heft_route_score *score_out);
     /* peer NULL: the endpoint for transfers inside this agent. May be called lazily, at the first transfer.
@@ -135,8 +137,8 @@ struct heft_transport_ops {
     /* The peer is known to be dead or frozen: end every operation now with `status`; the endpoint stays until
      * disconnect. */
     void (*fail)(struct heft_endpoint *endpoint, int status, const struct heft_error *error);
-    /* The serving side of `dial`: takes over the descriptor. `session` identifies the peer's control
-     * connection. */
+    /* The serving side of `dial`: takes over the descriptor, also when it fails. `session` identifies the
+     * peer's control connection. On the agent's own thread: must not wait. */
     int (*accept)(struct heft_transport *transport, int fd, uint64_t session, struct heft_error *error);
     /* The control connection of that session is gone: end what is served to it, before returning. */
     void (*drop_session)(struct heft_transport *transport, uint64_t session);

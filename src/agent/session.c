@@ -1,0 +1,713 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The serving side of connections: the handshake, then a session that is told regions and asked for
+ * documents. All of it runs on the control worker.
+ */
+#include "agent/agent_internal.h"
+#include "agent/handshake.h"
+
+#include "base/clock.h"
+#include "base/digest.h"
+#include "base/error.h"
+#include "base/log.h"
+#include "base/random.h"
+
+#include <fcntl.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#define DOC_QUEUE_BYTES ((size_t)1 << 20)
+
+enum stage { STAGE_HELLO, STAGE_AUTH, STAGE_LIVE };
+
+/* A region that the peer was told to let go. */
+struct gone {
+    struct gone *next;
+    struct heft_region *region;
+};
+
+struct doc_get {
+    uint64_t request_id;
+    struct heft_blob *blob;
+    uint64_t offset;
+};
+
+struct heft_session {
+    struct heft_conn conn;
+    struct heft_agent *agent;
+    struct heft_table_node node;      /* live: agent->sessions */
+    struct heft_session *prev, *next; /* before that: the agent's pending ones, oldest first */
+    enum stage stage;
+    int refused, bye;
+    struct heft_handshake handshake;
+    uint8_t key[HEFT_KEY_BYTES];
+    uint8_t secret[HEFT_KEY_BYTES];
+    uint32_t transport_index; /* of a data stream */
+    uint64_t last_sequence;   /* the newest region that it was told */
+    struct gone *gone;
+    struct doc_get gets[HEFT_AGENT_DOC_GETS_MAX];
+    size_t get_count;
+    struct heft_job reap_job;
+};
+
+static struct heft_session *session_of(struct heft_conn *conn)
+{
+    return HEFT_CONTAINER_OF(conn, struct heft_session, conn);
+}
+
+static void session_frame(struct heft_conn *conn, const struct heft_frame *frame, const uint8_t *payload);
+static void session_closed(struct heft_conn *conn, int code, const char *text);
+static void session_drained(struct heft_conn *conn);
+
+static const struct heft_conn_ops session_ops = {session_frame, session_closed, session_drained};
+
+static struct heft_session *live_session(struct heft_conn *conn)
+{
+    struct heft_session *session;
+
+    if (conn->ops != &session_ops)
+        return NULL;
+    session = session_of(conn);
+    return session->stage == STAGE_LIVE && conn->state == HEFT_CONN_LIVE && !conn->dead ? session : NULL;
+}
+
+/* ---- pending ---- */
+
+static void pending_remove(struct heft_session *session)
+{
+    struct heft_agent *agent = session->agent;
+
+    if (session->prev)
+        session->prev->next = session->next;
+    else
+        agent->pending_first = session->next;
+    if (session->next)
+        session->next->prev = session->prev;
+    else
+        agent->pending_last = session->prev;
+    session->prev = session->next = NULL;
+    agent->pending_count--;
+}
+
+void heft_session_accept(struct heft_agent *agent, int fd, int is_unix)
+{
+    struct heft_session *session;
+    int one = 1;
+
+    if (agent->pending_count >= agent->max_pending)
+        heft_conn_fail(&agent->pending_first->conn, HEFT_ERR_TOO_MANY, "newer connections took its place");
+    session = calloc(1, sizeof(*session));
+    if (!session ||
+        heft_conn_start(&session->conn, agent, &session_ops, fd, is_unix, HEFT_CONN_HANDSHAKE, NULL)) {
+        free(session);
+        (void)close(fd);
+        return;
+    }
+    if (!is_unix)
+        (void)setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof(one));
+    session->agent = agent;
+    session->stage = STAGE_HELLO;
+    session->conn.payload_cap = HEFT_FRAME_HANDSHAKE_MAX_BYTES;
+    session->conn.deadline_ns = heft_deadline_after_ms(agent->handshake_timeout_ms);
+    session->prev = agent->pending_last;
+    if (session->prev)
+        session->prev->next = session;
+    else
+        agent->pending_first = session;
+    agent->pending_last = session;
+    agent->pending_count++;
+}
+
+static void refuse(struct heft_session *session, int code, const char *text)
+{
+    if (!session->refused)
+        HEFT_COUNT(session->agent, handshakes_refused, 1);
+    session->refused = 1;
+    heft_log(HEFT_LOG_INFO, "agent %s: refused a connection: %s: %s", session->agent->name,
+             heft_error_name(code), text);
+    heft_conn_last_word(&session->conn, HEFT_FRAME_REFUSE, code, text);
+}
+
+/* ---- handshake ---- */
+
+/* Whether this agent is the one that the client looks for. */
+static int check_identity(struct heft_session *session, const struct heft_wire_hello *hello)
+{
+    const struct heft_agent *agent = session->agent;
+    char own[HEFT_GENERATION_TEXT_BYTES], wanted[HEFT_GENERATION_TEXT_BYTES];
+    char text[HEFT_WIRE_TEXT_MAX_BYTES];
+
+    (void)heft_generation_text(agent->generation.bytes, own);
+    (void)heft_generation_text(hello->expected, wanted);
+    if (memcmp(hello->generation, agent->generation.bytes, sizeof(hello->generation)) == 0) {
+        refuse(session, HEFT_ERR_INVALID, "that is this agent itself: both ends have the same generation");
+        return -1;
+    }
+    if (!heft_generation_is_none(hello->expected) &&
+        memcmp(hello->expected, agent->generation.bytes, sizeof(hello->expected)) != 0) {
+        (void)snprintf(text, sizeof(text), "generation %s was asked for, generation %s ('%.100s') lives here",
+                       wanted, own, agent->name);
+        refuse(session, HEFT_ERR_STALE, text);
+        return -1;
+    }
+    if (hello->expected_name.size && (hello->expected_name.size != strlen(agent->name) ||
+                                      memcmp(hello->expected_name.data, agent->name, strlen(agent->name)))) {
+        (void)snprintf(text, sizeof(text), "'%.*s' was asked for, '%.150s' (generation %s) lives here",
+                       (int)(hello->expected_name.size < 150 ? hello->expected_name.size : 150),
+                       hello->expected_name.data, agent->name, own);
+        refuse(session, HEFT_ERR_STALE, text);
+        return -1;
+    }
+    return 0;
+}
+
+static int find_transport(const struct heft_agent *agent, struct heft_wire_text name, uint32_t *index_out)
+{
+    uint32_t index;
+
+    for (index = 0; index < agent->transport_count; index++) {
+        const char *own = agent->transports[index].ops.name;
+
+        if (agent->transports[index].transport && strlen(own) == name.size &&
+            memcmp(own, name.data, name.size) == 0) {
+            *index_out = index;
+            return 0;
+        }
+    }
+    return -1;
+}
+
+/* What the connection is for, and with it the key that both sides must hold. */
+static int check_purpose(struct heft_session *session, const struct heft_wire_hello *hello)
+{
+    struct heft_agent *agent = session->agent;
+    struct heft_table_node *node;
+    struct heft_session *joined;
+
+    if (hello->purpose == HEFT_WIRE_CONTROL) {
+        memcpy(session->key, agent->token.bytes, sizeof(session->key));
+        if (__atomic_load_n(&agent->sessions_now, __ATOMIC_RELAXED) < agent->max_peers)
+            return 0;
+        refuse(session, HEFT_ERR_TOO_MANY, "max_peers peers are connected already");
+        return -1;
+    }
+    if (hello->purpose != HEFT_WIRE_DATA) {
+        refuse(session, HEFT_ERR_UNSUPPORTED, "a connection of unknown purpose");
+        return -1;
+    }
+    node = heft_table_find(&agent->sessions, hello->session);
+    joined = node ? HEFT_CONTAINER_OF(node, struct heft_session, node) : NULL;
+    if (!joined || memcmp(joined->handshake.hello.generation, hello->generation, sizeof(hello->generation))) {
+        refuse(session, HEFT_ERR_STALE, "the session of this data stream is not open");
+        return -1;
+    }
+    if (find_transport(agent, hello->transport, &session->transport_index)) {
+        refuse(session, HEFT_ERR_UNSUPPORTED, "this agent does not run the transport of this data stream");
+        return -1;
+    }
+    memcpy(session->key, joined->secret, sizeof(session->key));
+    return 0;
+}
+
+static void on_hello(struct heft_session *session, const struct heft_frame *frame, const uint8_t *payload)
+{
+    struct heft_agent *agent = session->agent;
+    struct heft_wire_challenge challenge = {0};
+    struct heft_wire_hello hello;
+    struct heft_buf buf;
+    char text[200];
+
+    if (frame->type != HEFT_FRAME_HELLO || heft_wire_get_hello(payload, frame->payload_bytes, &hello)) {
+        refuse(session, HEFT_ERR_PROTOCOL, "a connection begins with a HELLO");
+        return;
+    }
+    challenge.version = heft_handshake_version(hello.version_lowest, hello.version_highest);
+    if (!challenge.version) {
+        (void)snprintf(
+            text, sizeof(text), "the client speaks protocol versions %u to %u, this agent speaks %u to %u",
+            hello.version_lowest, hello.version_highest, HEFT_WIRE_VERSION_LOWEST, HEFT_WIRE_VERSION_HIGHEST);
+        refuse(session, HEFT_ERR_INCOMPATIBLE, text);
+        return;
+    }
+    if (check_identity(session, &hello) || check_purpose(session, &hello))
+        return;
+    memcpy(challenge.generation, agent->generation.bytes, sizeof(challenge.generation));
+    heft_random_bytes(challenge.nonce, sizeof(challenge.nonce));
+    challenge.name = (struct heft_wire_text){agent->name, strlen(agent->name)};
+    heft_handshake_set_hello(&session->handshake, &hello);
+    heft_handshake_set_challenge(&session->handshake, &challenge);
+    heft_handshake_proof(&session->handshake, session->key, HEFT_PROOF_SERVER, 0, challenge.proof);
+    heft_buf_init(&buf, HEFT_FRAME_HANDSHAKE_MAX_BYTES);
+    heft_wire_put_challenge(&buf, &challenge);
+    session->stage = STAGE_AUTH;
+    heft_conn_send(&session->conn, HEFT_FRAME_CHALLENGE, 0, &buf);
+    heft_buf_free(&buf);
+}
+
+static void send_ready(struct heft_session *session)
+{
+    struct heft_wire_ready ready = {.session = session->node.id};
+    struct heft_buf buf;
+
+    heft_handshake_host(ready.host);
+    ready.monotonic_ns = heft_now_ns();
+    heft_buf_init(&buf, HEFT_FRAME_HANDSHAKE_MAX_BYTES);
+    heft_wire_put_ready(&buf, &ready);
+    heft_conn_send(&session->conn, HEFT_FRAME_READY, 0, &buf);
+    heft_buf_free(&buf);
+}
+
+/* The descriptor goes to the transport; this object ends with the callback. */
+static void hand_over(struct heft_session *session)
+{
+    struct heft_agent *agent = session->agent;
+    struct heft_agent_transport *entry = &agent->transports[session->transport_index];
+    uint64_t joined = session->handshake.hello.session;
+    struct heft_error error = HEFT_ERROR_INIT;
+    int fd;
+
+    if (!heft_table_find(&agent->sessions, joined)) {
+        refuse(session, HEFT_ERR_STALE, "the session of this data stream was closed");
+        return;
+    }
+    session->node.id = joined;
+    send_ready(session);
+    fd = heft_conn_detach(&session->conn);
+    if (fd < 0) {
+        heft_conn_fail(&session->conn, HEFT_ERR_STALLED, "the other side does not read");
+        return;
+    }
+    if (entry->ops.accept(entry->transport, fd, joined, &error))
+        heft_log(HEFT_LOG_WARN, "agent %s: transport %s refused a data stream: %s", agent->name,
+                 entry->ops.name, error.text);
+}
+
+static void announce(struct heft_session *session, int even_if_none);
+
+static void on_auth(struct heft_session *session, const struct heft_frame *frame, const uint8_t *payload)
+{
+    struct heft_agent *agent = session->agent;
+    uint8_t proof[HEFT_WIRE_PROOF_BYTES];
+    struct heft_wire_auth auth;
+
+    if (frame->type == HEFT_FRAME_REFUSE) { /* the client found the server's proof wrong */
+        if (!session->refused)
+            HEFT_COUNT(agent, handshakes_refused, 1);
+        session->refused = 1;
+        heft_conn_fail(&session->conn, HEFT_ERR_DENIED, "the client refused");
+        return;
+    }
+    if (frame->type != HEFT_FRAME_AUTH || heft_wire_get_auth(payload, frame->payload_bytes, &auth)) {
+        refuse(session, HEFT_ERR_PROTOCOL, "an AUTH answers a CHALLENGE");
+        return;
+    }
+    heft_handshake_proof(&session->handshake, session->key, HEFT_PROOF_CLIENT, 0, proof);
+    if (!heft_equal_secret(proof, auth.proof, sizeof(proof))) {
+        refuse(session, HEFT_ERR_DENIED, "the token is not this agent's");
+        return;
+    }
+    if (session->handshake.hello.purpose == HEFT_WIRE_DATA) {
+        hand_over(session);
+        return;
+    }
+    if (heft_table_reserve(&agent->sessions)) {
+        refuse(session, HEFT_ERR_NO_MEMORY, "out of memory");
+        return;
+    }
+    pending_remove(session);
+    session->node.id = ++agent->next_session_id;
+    heft_handshake_proof(&session->handshake, session->key, HEFT_PROOF_SESSION, session->node.id,
+                         session->secret);
+    heft_table_insert(&agent->sessions, &session->node);
+    (void)__atomic_fetch_add(&agent->sessions_now, 1, __ATOMIC_RELAXED);
+    session->stage = STAGE_LIVE;
+    session->conn.state = HEFT_CONN_LIVE;
+    session->conn.deadline_ns = 0;
+    session->conn.payload_cap = HEFT_FRAME_CONTROL_MAX_BYTES;
+    send_ready(session);
+    announce(session, 1);
+}
+
+/* ---- regions ---- */
+
+/* A descriptor for the peer that allows no more than the region does; -1 when there is none to give. */
+static int region_fd(const struct heft_region *region)
+{
+    char path[64];
+
+    if (region->t.space != HEFT_SPACE_HOST || region->t.fd < 0)
+        return -1;
+    if (region->t.flags & HEFT_REGION_REMOTE_WRITE)
+        return fcntl(region->t.fd, F_DUPFD_CLOEXEC, 0);
+    (void)snprintf(path, sizeof(path), "/proc/self/fd/%d", region->t.fd);
+    return open(path, O_RDONLY | O_CLOEXEC);
+}
+
+static int is_announced(const struct heft_region *region)
+{
+    return region->state == HEFT_REGION_LIVE &&
+           (region->t.flags & (HEFT_REGION_REMOTE_READ | HEFT_REGION_REMOTE_WRITE));
+}
+
+/* One frame of regions newer than last_sequence. region_lock held. */
+struct region_batch {
+    struct heft_wire_region entries[HEFT_WIRE_REGIONS_PER_FRAME];
+    uint32_t count;
+    int fds[HEFT_WIRE_FDS_PER_FRAME];
+    size_t fd_count;
+    int more;
+    uint64_t epoch;
+};
+
+static void collect(struct heft_session *session, struct region_batch *batch)
+{
+    struct heft_agent *agent = session->agent;
+    struct heft_region *region = agent->region_last, *first = NULL;
+
+    while (region && region->sequence > session->last_sequence) {
+        first = region;
+        region = region->prev;
+    }
+    for (region = first; region; region = region->next) {
+        struct heft_wire_region *entry;
+        int fd = -1;
+
+        if (!is_announced(region))
+            continue;
+        if (batch->count == HEFT_WIRE_REGIONS_PER_FRAME || batch->fd_count == HEFT_WIRE_FDS_PER_FRAME) {
+            batch->more = 1;
+            return;
+        }
+        if (session->conn.is_unix)
+            fd = region_fd(region);
+        entry = &batch->entries[batch->count++];
+        *entry = (struct heft_wire_region){.id = region->t.id,
+                                           .space = (uint8_t)region->t.space,
+                                           .has_fd = fd >= 0,
+                                           .flags = region->t.flags,
+                                           .length_bytes = region->t.length_bytes};
+        /* Addresses are of use, and shown, to processes of this host alone. */
+        if (session->conn.is_unix)
+            entry->address = (uint64_t)(uintptr_t)region->t.address;
+        if (fd >= 0)
+            batch->fds[batch->fd_count++] = fd;
+        session->last_sequence = region->sequence;
+    }
+}
+
+static void announce(struct heft_session *session, int even_if_none)
+{
+    struct region_batch *batch = malloc(sizeof(*batch));
+    struct heft_buf buf;
+    uint32_t index;
+
+    if (!batch) {
+        heft_conn_fail(&session->conn, HEFT_ERR_NO_MEMORY, "out of memory for the list of regions");
+        return;
+    }
+    heft_conn_enter(&session->conn);
+    do {
+        batch->count = 0;
+        batch->fd_count = 0;
+        batch->more = 0;
+        (void)pthread_mutex_lock(&session->agent->region_lock);
+        batch->epoch = session->agent->region_epoch;
+        collect(session, batch);
+        (void)pthread_mutex_unlock(&session->agent->region_lock);
+        if (!batch->count && !even_if_none)
+            break;
+        heft_buf_init(&buf, HEFT_FRAME_CONTROL_MAX_BYTES);
+        heft_wire_put_regions(&buf, batch->epoch, batch->more, batch->count);
+        for (index = 0; index < batch->count; index++)
+            heft_wire_put_region(&buf, &batch->entries[index]);
+        heft_conn_send_fds(&session->conn, HEFT_FRAME_REGIONS, 0, &buf, batch->fds, batch->fd_count);
+        heft_buf_free(&buf);
+        even_if_none = 0;
+    } while (batch->more && !session->conn.dead);
+    free(batch);
+    heft_conn_leave(&session->conn);
+}
+
+void heft_sessions_announce(struct heft_agent *agent)
+{
+    struct heft_conn *conn, *next;
+
+    for (conn = agent->conns; conn; conn = next) {
+        struct heft_session *session = live_session(conn);
+
+        next = conn->next;
+        if (session)
+            announce(session, 0);
+    }
+}
+
+void heft_sessions_announce_job(struct heft_job *job, struct heft_worker *worker)
+{
+    struct heft_agent *agent = HEFT_CONTAINER_OF(job, struct heft_agent, announce_job);
+
+    (void)worker;
+    (void)pthread_mutex_lock(&agent->region_lock);
+    agent->announce_queued = 0;
+    (void)pthread_mutex_unlock(&agent->region_lock);
+    heft_sessions_announce(agent);
+}
+
+void heft_sessions_withdraw(struct heft_agent *agent, struct heft_region *region)
+{
+    struct heft_conn *conn, *next;
+
+    for (conn = agent->conns; conn; conn = next) {
+        struct heft_session *session = live_session(conn);
+        struct gone *gone = NULL;
+        struct heft_buf buf;
+
+        next = conn->next;
+        if (!session || session->last_sequence < region->sequence)
+            continue;
+        /* Only a process of this host can read without this agent's help: only it must answer. */
+        if (conn->is_unix) {
+            gone = malloc(sizeof(*gone));
+            if (!gone) {
+                heft_conn_fail(conn, HEFT_ERR_NO_MEMORY, "out of memory to withdraw a region");
+                continue;
+            }
+            gone->region = region;
+            gone->next = session->gone;
+            session->gone = gone;
+            heft_region_ref(region);
+            (void)pthread_mutex_lock(&agent->region_lock);
+            region->holders++;
+            (void)pthread_mutex_unlock(&agent->region_lock);
+        }
+        heft_buf_init(&buf, HEFT_FRAME_CONTROL_MAX_BYTES);
+        heft_wire_put_ids(&buf, agent->region_epoch, &region->t.id, 1);
+        heft_conn_send(conn, HEFT_FRAME_REGION_GONE, 0, &buf);
+        heft_buf_free(&buf);
+    }
+}
+
+static void let_go(struct heft_session *session, struct gone **at)
+{
+    struct heft_agent *agent = session->agent;
+    struct gone *gone = *at;
+
+    *at = gone->next;
+    (void)pthread_mutex_lock(&agent->region_lock);
+    gone->region->holders--;
+    (void)pthread_cond_broadcast(&agent->region_cond);
+    (void)pthread_mutex_unlock(&agent->region_lock);
+    heft_region_unref(gone->region);
+    free(gone);
+}
+
+static void on_region_free(struct heft_session *session, const struct heft_frame *frame,
+                           const uint8_t *payload)
+{
+    struct heft_wire_ids ids;
+    uint32_t index;
+
+    if (heft_wire_get_ids(payload, frame->payload_bytes, &ids)) {
+        heft_conn_last_word(&session->conn, HEFT_FRAME_BYE, HEFT_ERR_PROTOCOL, "a malformed REGION_FREE");
+        return;
+    }
+    for (index = 0; index < ids.count; index++) {
+        struct gone **at = &session->gone;
+
+        while (*at && (*at)->region->t.id != heft_wire_get_id(&ids, index))
+            at = &(*at)->next;
+        if (*at)
+            let_go(session, at);
+    }
+}
+
+/* ---- documents ---- */
+
+static void doc_pump(struct heft_session *session)
+{
+    struct heft_conn *conn = &session->conn;
+
+    heft_conn_enter(conn);
+    while (session->get_count && !conn->dead && conn->out_bytes < DOC_QUEUE_BYTES) {
+        struct doc_get *get = &session->gets[0];
+        uint64_t left = get->blob->size_bytes - get->offset;
+        struct heft_wire_doc doc = {
+            .epoch = get->blob->epoch, .total_bytes = get->blob->size_bytes, .offset_bytes = get->offset};
+        struct heft_buf buf;
+
+        doc.chunk.data = (const char *)get->blob->data + get->offset;
+        doc.chunk.size = left < HEFT_WIRE_DOC_CHUNK_BYTES ? (size_t)left : HEFT_WIRE_DOC_CHUNK_BYTES;
+        heft_buf_init(&buf, HEFT_FRAME_CONTROL_MAX_BYTES);
+        heft_wire_put_doc(&buf, &doc);
+        get->offset += doc.chunk.size;
+        heft_conn_send(conn, HEFT_FRAME_DOC, get->request_id, &buf);
+        heft_buf_free(&buf);
+        if (get->offset == get->blob->size_bytes) {
+            heft_blob_unref(get->blob);
+            session->get_count--;
+            memmove(session->gets, session->gets + 1, session->get_count * sizeof(*get));
+        }
+    }
+    heft_conn_leave(conn);
+}
+
+static void session_drained(struct heft_conn *conn)
+{
+    doc_pump(session_of(conn));
+}
+
+static void on_doc_get(struct heft_session *session, const struct heft_frame *frame, const uint8_t *payload)
+{
+    struct heft_wire_doc_get get;
+    struct heft_blob *blob;
+    char text[HEFT_WIRE_TEXT_MAX_BYTES];
+
+    if (heft_wire_get_doc_get(payload, frame->payload_bytes, &get)) {
+        heft_conn_refuse(&session->conn, frame->id, HEFT_ERR_INVALID, "a malformed DOC_GET");
+        return;
+    }
+    /* A document may name regions that were registered just before it: they are told first. */
+    announce(session, 0);
+    if (session->conn.dead)
+        return;
+    if (session->get_count == HEFT_AGENT_DOC_GETS_MAX) {
+        heft_conn_refuse(&session->conn, frame->id, HEFT_ERR_TOO_MANY,
+                         "too many documents asked for at once");
+        return;
+    }
+    blob = heft_document_hold(session->agent, get.name.data, get.name.size);
+    if (!blob) {
+        (void)snprintf(text, sizeof(text), "no document '%.*s' is published", (int)get.name.size,
+                       get.name.data);
+        heft_conn_refuse(&session->conn, frame->id, HEFT_ERR_NOT_READY, text);
+        return;
+    }
+    if (blob->size_bytes > get.limit_bytes) {
+        (void)snprintf(text, sizeof(text), "document '%.*s' has %llu bytes, over the reader's limit of %llu",
+                       (int)get.name.size, get.name.data, (unsigned long long)blob->size_bytes,
+                       (unsigned long long)get.limit_bytes);
+        heft_conn_refuse(&session->conn, frame->id, HEFT_ERR_TOO_LARGE, text);
+        heft_blob_unref(blob);
+        return;
+    }
+    session->gets[session->get_count++] = (struct doc_get){frame->id, blob, 0};
+    doc_pump(session);
+}
+
+/* ---- frames, end ---- */
+
+static void session_frame(struct heft_conn *conn, const struct heft_frame *frame, const uint8_t *payload)
+{
+    struct heft_session *session = session_of(conn);
+    char text[80];
+
+    if (session->stage == STAGE_HELLO) {
+        on_hello(session, frame, payload);
+        return;
+    }
+    if (session->stage == STAGE_AUTH) {
+        on_auth(session, frame, payload);
+        return;
+    }
+    switch (frame->type) {
+    case HEFT_FRAME_REGION_FREE:
+        on_region_free(session, frame, payload);
+        break;
+    case HEFT_FRAME_DOC_GET:
+        on_doc_get(session, frame, payload);
+        break;
+    case HEFT_FRAME_BYE:
+        session->bye = 1;
+        heft_conn_fail(conn, HEFT_OK, "the peer said goodbye");
+        break;
+    case HEFT_FRAME_REFUSE:
+        break;
+    default:
+        (void)snprintf(text, sizeof(text), "a %s frame is not for this side",
+                       heft_frame_type_name(frame->type));
+        heft_conn_refuse(conn, frame->id, HEFT_ERR_UNSUPPORTED, text);
+    }
+}
+
+/* On the reaper: what is served to the dead session ends here. */
+static void reap(struct heft_job *job, struct heft_worker *worker)
+{
+    struct heft_session *session = HEFT_CONTAINER_OF(job, struct heft_session, reap_job);
+    struct heft_agent *agent = session->agent;
+    uint32_t index;
+
+    (void)worker;
+    for (index = 0; index < agent->transport_count; index++)
+        if (agent->transports[index].transport)
+            agent->transports[index].ops.drop_session(agent->transports[index].transport, session->node.id);
+    memset(session->secret, 0, sizeof(session->secret));
+    free(session);
+    (void)pthread_mutex_lock(&agent->region_lock);
+    agent->reaps--;
+    (void)pthread_cond_broadcast(&agent->region_cond);
+    (void)pthread_mutex_unlock(&agent->region_lock);
+}
+
+static void session_closed(struct heft_conn *conn, int code, const char *text)
+{
+    struct heft_session *session = session_of(conn);
+    struct heft_agent *agent = session->agent;
+
+    if (session->stage != STAGE_LIVE) {
+        pending_remove(session);
+        memset(session->key, 0, sizeof(session->key));
+        free(session);
+        return;
+    }
+    while (session->gone)
+        let_go(session, &session->gone);
+    while (session->get_count)
+        heft_blob_unref(session->gets[--session->get_count].blob);
+    heft_table_remove(&agent->sessions, &session->node);
+    if (!session->bye && !agent->closing) {
+        HEFT_COUNT(agent, peers_lost, 1);
+        heft_log(HEFT_LOG_INFO, "agent %s: lost the connected peer '%s': %s: %s", agent->name,
+                 session->handshake.hello.name.data, heft_error_name(code), text);
+    }
+    session->reap_job.run = reap;
+    (void)pthread_mutex_lock(&agent->region_lock);
+    agent->reaps++;
+    (void)pthread_mutex_unlock(&agent->region_lock);
+    (void)__atomic_fetch_sub(&agent->sessions_now, 1, __ATOMIC_RELAXED);
+    heft_worker_submit(agent->reaper, &session->reap_job);
+}
+
+/* Peers that are told goodbye stop reading, then close: that is what the agent waits for. */
+void heft_sessions_bye(struct heft_agent *agent)
+{
+    struct heft_conn *conn, *next;
+
+    agent->closing = 1;
+    for (conn = agent->conns; conn; conn = next) {
+        next = conn->next;
+        if (conn->ops != &session_ops)
+            continue;
+        if (!live_session(conn)) {
+            heft_conn_fail(conn, HEFT_OK, "the agent closes");
+            continue;
+        }
+        heft_conn_enter(conn);
+        heft_conn_last_word(conn, HEFT_FRAME_BYE, HEFT_ERR_PEER_LOST, "the agent closes");
+        conn->deadline_ns = heft_deadline_after_ms(HEFT_AGENT_LET_GO_MS);
+        heft_conn_leave(conn);
+    }
+}
+
+void heft_sessions_drop_all(struct heft_agent *agent)
+{
+    struct heft_conn *conn, *next;
+
+    for (conn = agent->conns; conn; conn = next) {
+        next = conn->next;
+        if (conn->ops == &session_ops)
+            heft_conn_fail(conn, HEFT_OK, "the agent closes");
+    }
+}

@@ -1,0 +1,65 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Transfers. One goes through IDLE -> ACTIVE -> TERMINAL -> ACTIVE ...; ACTIVE lasts until the transport
+ * called done, every call into the transport that names the operation has returned (`holds`), everything is
+ * unpinned, and, for one with a callback, until the callback is about to run. So whoever sees TERMINAL may
+ * post it again, release it, or take its memory.
+ */
+#ifndef HEFT_AGENT_XFER_H
+#define HEFT_AGENT_XFER_H
+
+#include "agent/agent_internal.h"
+
+enum heft_xfer_state { HEFT_XFER_IDLE = 0, HEFT_XFER_ACTIVE = 1, HEFT_XFER_TERMINAL = 2 };
+
+struct heft_xfer {
+    struct heft_transport_op op;
+    struct heft_agent *agent;
+    struct heft_peer *peer; /* agent->self inside one agent */
+    enum heft_op kind;
+    struct heft_xfer_options options;
+    char *require;
+    uint32_t refs; /* atomic: the handle, and each completion under way */
+
+    /* Changed by set_runs only. */
+    struct heft_slot *slot; /* NULL: nothing to move, no route chosen */
+    struct heft_move *moves;
+    uint64_t *run_of_move;
+    size_t move_count, move_capacity;
+    struct heft_region **regions; /* distinct, own and the peer's, each held by a reference */
+    size_t region_count, region_capacity;
+    struct heft_region **spare_regions; /* the array before, for the next set_runs */
+    size_t spare_capacity;
+    uint64_t total_bytes;
+
+    pthread_mutex_t lock;
+    pthread_cond_t cond;
+    /* Under lock: */
+    enum heft_xfer_state state;
+    uint32_t holds; /* calls into the transport about this operation */
+    int posting;    /* the transport may not know it yet: cancel must wait */
+    int done;       /* the transport said done */
+    int done_status;
+    struct heft_error done_error;
+    int cancel_code; /* why it was asked to end; 0: it was not */
+    char cancel_text[160];
+    uint32_t callbacks; /* running */
+    struct heft_xfer_result result;
+
+    /* Under agent->active_lock: */
+    struct heft_xfer *prev, *next;
+    uint64_t start_ns, deadline_ns, stall_ns;
+    uint64_t last_bytes, last_progress_ns;
+    int expiring;
+
+    struct heft_job callback_job;
+};
+
+void heft_xfer_unref(struct heft_xfer *xfer);
+/* Asks the transport to end it, once; `code` and the sentence become the result unless it ends well. op_id:
+ * only if that post is still the active one; 0: whichever is. */
+void heft_xfer_end_early(struct heft_xfer *xfer, uint64_t op_id, int code, const char *text);
+/* Tells the monitor that a transfer is active. active_lock held. */
+void heft_monitor_watch(struct heft_xfer *xfer);
+
+#endif

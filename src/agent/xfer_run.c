@@ -1,0 +1,488 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Running transfers: post, completion, cancel, waiting. */
+#include "agent/xfer.h"
+
+#include "base/clock.h"
+#include "base/error.h"
+
+#include <stdio.h>
+#include <string.h>
+
+/* The transfer whose callback runs on this thread: it may wait for that one without waiting for itself. */
+static __thread struct heft_xfer *in_callback;
+
+/* ---- pins ---- */
+
+/* All regions of the transfer, or none. */
+static int pin_regions(struct heft_xfer *xfer, struct heft_error *error)
+{
+    struct heft_agent *agent = xfer->agent;
+    uint64_t gone_id = 0;
+    size_t index;
+    int is_own = 0;
+
+    (void)pthread_mutex_lock(&agent->region_lock);
+    for (index = 0; index < xfer->region_count; index++) {
+        struct heft_region *region = xfer->regions[index];
+
+        if (region->state != HEFT_REGION_LIVE) {
+            gone_id = region->t.id;
+            is_own = !region->peer;
+            while (index > 0)
+                heft_region_unpin_locked(xfer->regions[--index]);
+            break;
+        }
+        region->pins++;
+    }
+    (void)pthread_mutex_unlock(&agent->region_lock);
+    if (!gone_id)
+        return 0;
+    return heft_error_set(error, HEFT_ERR_STALE, "%s region %llu of this transfer was withdrawn",
+                          is_own ? "the local" : "the peer's", (unsigned long long)gone_id);
+}
+
+static void unpin_regions(struct heft_xfer *xfer)
+{
+    size_t index;
+
+    (void)pthread_mutex_lock(&xfer->agent->region_lock);
+    for (index = 0; index < xfer->region_count; index++)
+        heft_region_unpin_locked(xfer->regions[index]);
+    (void)pthread_mutex_unlock(&xfer->agent->region_lock);
+}
+
+/* A hold on the peer and on the endpoint. */
+static int enter_peer(struct heft_xfer *xfer, struct heft_endpoint **endpoint_out, struct heft_error *error)
+{
+    struct heft_peer *peer = xfer->peer;
+    struct heft_slot *slot = xfer->slot;
+    int rc = 0;
+
+    *endpoint_out = NULL;
+    (void)pthread_mutex_lock(&peer->lock);
+    if (peer->status) {
+        rc = peer->status;
+        if (error)
+            *error = peer->error;
+    } else if (peer->closing) {
+        rc = heft_error_set(error, HEFT_ERR_PEER_LOST, "the peer '%s' was closed", peer->name);
+    } else if (xfer->move_count) {
+        if (!slot)
+            rc = heft_error_set(error, HEFT_ERR_UNSUPPORTED, "no route was found for these runs");
+        else if (!slot->endpoint)
+            rc = heft_error_set(error, HEFT_ERR_UNAVAILABLE,
+                                "%s is not connected to '%s' any more: create a transfer to connect again",
+                                xfer->agent->transports[slot->index].ops.name, peer->name);
+        else
+            slot->users++;
+    }
+    if (!rc) {
+        peer->active++;
+        *endpoint_out = xfer->move_count ? slot->endpoint : NULL;
+    }
+    (void)pthread_mutex_unlock(&peer->lock);
+    return rc;
+}
+
+/* What hints that the endpoint no longer works, though the peer lives. Some transports mend themselves, so it
+ * still gets operations; the next transfer that is created replaces it if nothing uses it. */
+static int breaks_endpoint(int status)
+{
+    return status == HEFT_ERR_PEER_LOST || status == HEFT_ERR_UNAVAILABLE || status == HEFT_ERR_PROTOCOL;
+}
+
+static void leave_peer(struct heft_xfer *xfer, int status)
+{
+    struct heft_peer *peer = xfer->peer;
+    struct heft_agent *agent = peer->agent;
+    int wants_free;
+
+    (void)pthread_mutex_lock(&peer->lock);
+    if (xfer->move_count) {
+        HEFT_ASSERT(xfer->slot->users > 0);
+        xfer->slot->users--;
+        if (breaks_endpoint(status) || status == 0)
+            xfer->slot->broken = status != 0;
+    }
+    wants_free = --peer->active == 0 && peer->status && !peer->is_self;
+    (void)pthread_mutex_unlock(&peer->lock);
+    if (!wants_free)
+        return;
+    (void)pthread_mutex_lock(&agent->region_lock);
+    wants_free = !peer->free_queued;
+    peer->free_queued = 1;
+    (void)pthread_mutex_unlock(&agent->region_lock);
+    if (wants_free) {
+        heft_peer_ref(peer);
+        heft_worker_submit(agent->control, &peer->free_job);
+    }
+}
+
+/* ---- the end ---- */
+
+static void set_result(struct heft_xfer *xfer)
+{
+    struct heft_xfer_result *result = &xfer->result;
+    struct heft_peer *peer = xfer->peer;
+    uint64_t bytes = __atomic_load_n(&xfer->op.done_bytes, __ATOMIC_RELAXED);
+    int status = xfer->done_status;
+    struct heft_error *error = &result->error;
+    char who[HEFT_PEER_TEXT_BYTES];
+
+    *error = xfer->done_error;
+    error->code = 0;
+    if (status == 0 && bytes != xfer->total_bytes)
+        status =
+            heft_error_set(error, HEFT_ERR_INTERNAL, "the transport says done, but counts %llu of %llu bytes",
+                           (unsigned long long)bytes, (unsigned long long)xfer->total_bytes);
+    else if (status && xfer->cancel_code && !__atomic_load_n(&peer->status, __ATOMIC_ACQUIRE))
+        status =
+            heft_error_set(error, xfer->cancel_code, "%s; %llu of %llu bytes had arrived", xfer->cancel_text,
+                           (unsigned long long)bytes, (unsigned long long)xfer->total_bytes);
+    error->code = status;
+    if (status && !peer->is_self)
+        (void)heft_error_prefix(error, status, "transfer with %s over %s",
+                                heft_peer_text(peer, who, sizeof(who)), result->transport);
+    result->status = status;
+    result->bytes = bytes;
+    result->end_ns = heft_now_ns();
+    result->failed_run = -1;
+    if (status && xfer->op.failed_move >= 0 && (uint64_t)xfer->op.failed_move < xfer->move_count)
+        result->failed_run = (int64_t)xfer->run_of_move[xfer->op.failed_move];
+}
+
+static void count_end(struct heft_xfer *xfer)
+{
+    if (xfer->result.status)
+        HEFT_COUNT(xfer->agent, xfers_failed, 1);
+    else
+        HEFT_COUNT(xfer->agent, xfers_done, 1);
+    if (xfer->kind == HEFT_OP_READ)
+        HEFT_COUNT(xfer->agent, bytes_read, xfer->result.bytes);
+}
+
+static void unlist(struct heft_xfer *xfer)
+{
+    struct heft_agent *agent = xfer->agent;
+
+    (void)pthread_mutex_lock(&agent->active_lock);
+    if (xfer->prev)
+        xfer->prev->next = xfer->next;
+    else
+        agent->active_first = xfer->next;
+    if (xfer->next)
+        xfer->next->prev = xfer->prev;
+    xfer->prev = xfer->next = NULL;
+    (void)pthread_mutex_unlock(&agent->active_lock);
+}
+
+static void not_busy(struct heft_xfer *xfer)
+{
+    (void)__atomic_sub_fetch(&xfer->agent->busy, 1, __ATOMIC_ACQ_REL);
+}
+
+/* The transfer becomes terminal and its callback runs, outside locks. Afterwards only this completion's own
+ * reference keeps the transfer: the callback, or anybody else, may have posted or released it. */
+static void run_callback(struct heft_xfer *xfer)
+{
+    struct heft_xfer *outer = in_callback;
+    struct heft_xfer_result result;
+
+    (void)pthread_mutex_lock(&xfer->lock);
+    xfer->state = HEFT_XFER_TERMINAL;
+    xfer->callbacks++;
+    result = xfer->result;
+    (void)pthread_cond_broadcast(&xfer->cond);
+    (void)pthread_mutex_unlock(&xfer->lock);
+    in_callback = xfer;
+    xfer->options.on_done(xfer, &result, xfer->options.context);
+    in_callback = outer;
+    not_busy(xfer);
+    (void)pthread_mutex_lock(&xfer->lock);
+    xfer->callbacks--;
+    (void)pthread_cond_broadcast(&xfer->cond);
+    (void)pthread_mutex_unlock(&xfer->lock);
+    heft_xfer_unref(xfer);
+}
+
+static void callback_job(struct heft_job *job, struct heft_worker *worker)
+{
+    (void)worker;
+    run_callback(HEFT_CONTAINER_OF(job, struct heft_xfer, callback_job));
+}
+
+/* Once for each post that was taken. inline_ok: on a worker's stack with nothing of this agent above it. */
+static void complete(struct heft_xfer *xfer, int inline_ok)
+{
+    struct heft_worker *self = heft_worker_self();
+
+    (void)pthread_mutex_lock(&xfer->lock);
+    set_result(xfer);
+    (void)pthread_mutex_unlock(&xfer->lock);
+    unlist(xfer);
+    unpin_regions(xfer);
+    leave_peer(xfer, xfer->done_status);
+    count_end(xfer);
+    (void)__atomic_add_fetch(&xfer->refs, 1, __ATOMIC_RELAXED);
+    if (xfer->options.on_done) {
+        if (inline_ok && self && self != xfer->agent->control && self != xfer->agent->reaper) {
+            run_callback(xfer);
+        } else {
+            xfer->callback_job.run = callback_job;
+            heft_pool_submit(xfer->agent->pool, &xfer->callback_job);
+        }
+        return;
+    }
+    not_busy(xfer);
+    (void)pthread_mutex_lock(&xfer->lock);
+    xfer->state = HEFT_XFER_TERMINAL;
+    (void)pthread_cond_broadcast(&xfer->cond);
+    (void)pthread_mutex_unlock(&xfer->lock);
+    heft_xfer_unref(xfer);
+}
+
+static void op_done(struct heft_transport_op *op, int status, const struct heft_error *error)
+{
+    struct heft_xfer *xfer = HEFT_CONTAINER_OF(op, struct heft_xfer, op);
+    int last;
+
+    (void)pthread_mutex_lock(&xfer->lock);
+    HEFT_ASSERT(xfer->state == HEFT_XFER_ACTIVE && !xfer->done);
+    xfer->done = 1;
+    xfer->done_status = status;
+    xfer->done_error.code = status;
+    if (status && error && error->text[0])
+        xfer->done_error = *error;
+    else
+        (void)snprintf(xfer->done_error.text, sizeof(xfer->done_error.text), "%s", heft_error_text(status));
+    last = xfer->holds == 0;
+    (void)pthread_mutex_unlock(&xfer->lock);
+    if (last)
+        complete(xfer, 1);
+}
+
+/* A call into the transport has returned. */
+static void drop_hold(struct heft_xfer *xfer)
+{
+    int last;
+
+    (void)pthread_mutex_lock(&xfer->lock);
+    last = --xfer->holds == 0 && xfer->done;
+    (void)pthread_mutex_unlock(&xfer->lock);
+    if (last)
+        complete(xfer, 0);
+}
+
+/* ---- post ---- */
+
+static void begin(struct heft_xfer *xfer)
+{
+    struct heft_agent *agent = xfer->agent;
+    uint64_t now_ns = heft_now_ns();
+    const uint64_t most_ms = UINT64_C(1) << 40;
+    uint64_t deadline_ms = xfer->options.deadline_ms < most_ms ? xfer->options.deadline_ms : most_ms;
+    uint64_t stall_ms = xfer->options.stall_ms < most_ms ? xfer->options.stall_ms : most_ms;
+
+    xfer->op = (struct heft_transport_op){.kind = xfer->kind,
+                                          .moves = xfer->moves,
+                                          .move_count = xfer->move_count,
+                                          .total_bytes = xfer->total_bytes,
+                                          .flags = xfer->options.flags,
+                                          .id = __atomic_add_fetch(&agent->next_xfer_id, 1, __ATOMIC_RELAXED),
+                                          .failed_move = -1,
+                                          .done = op_done};
+    xfer->result = (struct heft_xfer_result){
+        .size = sizeof(xfer->result),
+        .status = HEFT_ERR_AGAIN,
+        .start_ns = now_ns,
+        .transport = xfer->slot ? agent->transports[xfer->slot->index].ops.name : "",
+        .failed_run = -1};
+    (void)__atomic_add_fetch(&agent->busy, 1, __ATOMIC_ACQ_REL);
+    (void)pthread_mutex_lock(&agent->active_lock);
+    xfer->start_ns = xfer->last_progress_ns = now_ns;
+    xfer->deadline_ns = now_ns + deadline_ms * HEFT_NS_PER_MS;
+    xfer->stall_ns = stall_ms * HEFT_NS_PER_MS;
+    xfer->last_bytes = 0;
+    xfer->expiring = 0;
+    xfer->prev = NULL;
+    xfer->next = agent->active_first;
+    if (xfer->next)
+        xfer->next->prev = xfer;
+    agent->active_first = xfer;
+    heft_monitor_watch(xfer);
+    (void)pthread_mutex_unlock(&agent->active_lock);
+}
+
+/* The transport refused: as if it had never been posted, except that the result tells why. */
+static void undo(struct heft_xfer *xfer, int status, const struct heft_error *error)
+{
+    unlist(xfer);
+    unpin_regions(xfer);
+    leave_peer(xfer, status);
+    not_busy(xfer);
+    (void)pthread_mutex_lock(&xfer->lock);
+    xfer->posting = 0;
+    xfer->holds--;
+    xfer->result.status = status;
+    xfer->result.error = *error;
+    xfer->result.end_ns = heft_now_ns();
+    xfer->state = HEFT_XFER_TERMINAL;
+    (void)pthread_cond_broadcast(&xfer->cond);
+    (void)pthread_mutex_unlock(&xfer->lock);
+}
+
+/* The transport has it; a cancel that came meanwhile is passed on now. */
+static void after_post(struct heft_xfer *xfer, struct heft_endpoint *endpoint)
+{
+    int cancel;
+
+    (void)pthread_mutex_lock(&xfer->lock);
+    xfer->posting = 0;
+    cancel = xfer->cancel_code && !xfer->done;
+    (void)pthread_mutex_unlock(&xfer->lock);
+    if (cancel)
+        xfer->agent->transports[xfer->slot->index].ops.cancel(endpoint, &xfer->op);
+    drop_hold(xfer);
+}
+
+int heft_xfer_post(struct heft_xfer *xfer, struct heft_error *error)
+{
+    struct heft_error failure = HEFT_ERROR_INIT;
+    struct heft_endpoint *endpoint;
+    char who[HEFT_PEER_TEXT_BYTES];
+    int rc;
+
+    (void)pthread_mutex_lock(&xfer->lock);
+    if (xfer->state == HEFT_XFER_ACTIVE) {
+        (void)pthread_mutex_unlock(&xfer->lock);
+        return heft_error_set(error, HEFT_ERR_STATE, "the transfer is active already");
+    }
+    rc = pin_regions(xfer, error);
+    if (!rc) {
+        rc = enter_peer(xfer, &endpoint, error);
+        if (rc)
+            unpin_regions(xfer);
+    }
+    if (rc) {
+        (void)pthread_mutex_unlock(&xfer->lock);
+        return rc;
+    }
+    xfer->state = HEFT_XFER_ACTIVE;
+    xfer->done = xfer->cancel_code = 0;
+    xfer->posting = 1;
+    xfer->holds = 1;
+    begin(xfer);
+    (void)pthread_mutex_unlock(&xfer->lock);
+
+    if (!xfer->move_count) { /* nothing to move: done, and nobody has to be asked */
+        op_done(&xfer->op, 0, NULL);
+        drop_hold(xfer);
+        return 0;
+    }
+    rc = xfer->agent->transports[xfer->slot->index].ops.post(endpoint, &xfer->op, &failure);
+    if (!rc) {
+        after_post(xfer, endpoint);
+        return 0;
+    }
+    if (!failure.code)
+        (void)heft_error_set(&failure, rc, "%s", heft_error_text(rc));
+    if (!xfer->peer->is_self)
+        (void)heft_error_prefix(&failure, rc, "transfer with %s over %s",
+                                heft_peer_text(xfer->peer, who, sizeof(who)), xfer->result.transport);
+    failure.code = rc;
+    undo(xfer, rc, &failure);
+    if (error)
+        *error = failure;
+    return rc;
+}
+
+/* ---- cancel ---- */
+
+void heft_xfer_end_early(struct heft_xfer *xfer, uint64_t op_id, int code, const char *text)
+{
+    struct heft_slot *slot;
+    struct heft_endpoint *endpoint;
+
+    (void)pthread_mutex_lock(&xfer->lock);
+    if (xfer->state != HEFT_XFER_ACTIVE || xfer->done || xfer->cancel_code ||
+        (op_id && op_id != xfer->op.id)) {
+        (void)pthread_mutex_unlock(&xfer->lock);
+        return;
+    }
+    xfer->cancel_code = code;
+    (void)snprintf(xfer->cancel_text, sizeof(xfer->cancel_text), "%s", text);
+    __atomic_store_n(&xfer->op.cancel_wanted, 1, __ATOMIC_RELEASE);
+    if (xfer->posting) { /* after_post passes it on */
+        (void)pthread_mutex_unlock(&xfer->lock);
+        return;
+    }
+    xfer->holds++;
+    slot = xfer->slot;
+    (void)pthread_mutex_unlock(&xfer->lock);
+    endpoint = heft_slot_hold(slot); /* there: the operation itself is a user */
+    xfer->agent->transports[slot->index].ops.cancel(endpoint, &xfer->op);
+    heft_slot_release(slot);
+    drop_hold(xfer);
+}
+
+int heft_xfer_cancel(struct heft_xfer *xfer)
+{
+    heft_xfer_end_early(xfer, 0, HEFT_ERR_CANCELED, "canceled by the caller");
+    return 0;
+}
+
+/* ---- waiting ---- */
+
+/* lock held. */
+static int status_of(const struct heft_xfer *xfer)
+{
+    if (xfer->state == HEFT_XFER_ACTIVE)
+        return HEFT_ERR_AGAIN;
+    return xfer->state == HEFT_XFER_IDLE ? HEFT_ERR_STATE : xfer->result.status;
+}
+
+int heft_xfer_poll(struct heft_xfer *xfer)
+{
+    int status;
+
+    (void)pthread_mutex_lock(&xfer->lock);
+    status = status_of(xfer);
+    (void)pthread_mutex_unlock(&xfer->lock);
+    return status;
+}
+
+int heft_xfer_wait(struct heft_xfer *xfer, uint64_t timeout_ms)
+{
+    uint64_t until_ns = heft_deadline_after_ms(timeout_ms);
+    int rc = 0, status;
+
+    (void)pthread_mutex_lock(&xfer->lock);
+    /* A running callback is waited for too, so that its context may be freed after a wait. */
+    while ((xfer->state == HEFT_XFER_ACTIVE || (xfer->callbacks && in_callback != xfer)) && !rc)
+        rc = heft_cond_wait_until(&xfer->cond, &xfer->lock, until_ns);
+    status = rc && xfer->callbacks && in_callback != xfer ? HEFT_ERR_AGAIN : status_of(xfer);
+    (void)pthread_mutex_unlock(&xfer->lock);
+    return status;
+}
+
+void heft_xfer_get_result(const struct heft_xfer *const_xfer, struct heft_xfer_result *result_out)
+{
+    struct heft_xfer *xfer = (struct heft_xfer *)(uintptr_t)const_xfer; /* its lock is taken */
+    size_t size = result_out->size;
+    struct heft_xfer_result result;
+
+    (void)pthread_mutex_lock(&xfer->lock);
+    result = xfer->result;
+    result.status = status_of(xfer);
+    if (xfer->state == HEFT_XFER_ACTIVE) {
+        result.bytes = __atomic_load_n(&xfer->op.done_bytes, __ATOMIC_RELAXED);
+        result.end_ns = 0;
+        result.error = (struct heft_error)HEFT_ERROR_INIT; /* being written, perhaps */
+        result.failed_run = -1;
+    }
+    (void)pthread_mutex_unlock(&xfer->lock);
+    if (size < sizeof(size) || size > sizeof(result))
+        size = sizeof(result);
+    result.size = size;
+    memcpy(result_out, &result, size);
+}

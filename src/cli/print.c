@@ -61,33 +61,30 @@ static char *rotating(size_t *size_out)
     return buffers[next++ % 16];
 }
 
-const char *cli_bytes(uint64_t bytes)
+static const char *decimal(double value, const char *suffix)
 {
     static const char *const units[] = {"B", "kB", "MB", "GB", "TB", "PB"};
-    double value = (double)bytes;
     size_t unit = 0, size;
     char *text = rotating(&size);
+    int digits;
 
     while (value >= 1000 && unit < 5) {
         value /= 1000;
         unit++;
     }
-    (void)snprintf(text, size,
-                   unit == 0     ? "%.0f %s"
-                   : value < 10  ? "%.2f %s"
-                   : value < 100 ? "%.1f %s"
-                                 : "%.0f %s",
-                   value, units[unit]);
+    digits = unit == 0 || value >= 100 ? 0 : value >= 10 ? 1 : 2;
+    (void)snprintf(text, size, "%.*f %s%s", digits, value, units[unit], suffix);
     return text;
+}
+
+const char *cli_bytes(uint64_t bytes)
+{
+    return decimal((double)bytes, "");
 }
 
 const char *cli_rate(double bytes_per_second)
 {
-    size_t size;
-    char *text = rotating(&size);
-
-    (void)snprintf(text, size, "%s/s", cli_bytes(bytes_per_second > 0 ? (uint64_t)bytes_per_second : 0));
-    return text;
+    return decimal(bytes_per_second > 0 ? bytes_per_second : 0, "/s");
 }
 
 const char *cli_seconds(double seconds)

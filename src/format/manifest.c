@@ -197,11 +197,16 @@ int heft_manifest_intern_dtype(struct heft_manifest_state *state, const char *dt
                                uint32_t *index_out, struct heft_error *error)
 {
     size_t size = strlen(dtype);
+    uint32_t known = heft_dtype_bits(dtype, size);
     struct heft_quote quote;
     const char *copy;
     uint64_t index;
     int rc;
 
+    if (known && known != bits)
+        return heft_error_set(error, state->blame,
+                              "dtype %s is said to have %" PRIu32 " bits an element; it has %" PRIu32,
+                              heft_quote_text(&quote, dtype), bits, known);
     if (size > HEFT_DTYPE_MAX_BYTES)
         return heft_error_set(error, HEFT_ERR_TOO_LARGE, "a dtype of %zu bytes; the limit is %u", size,
                               HEFT_DTYPE_MAX_BYTES);

@@ -71,6 +71,8 @@ int heft_dir_choose_present(const struct heft_dir_entry *entries, size_t entry_c
                             const struct heft_shard_index *index, struct heft_dir_choice **choice_out,
                             struct heft_error *error);
 void heft_dir_choice_free(struct heft_dir_choice *choice);
+/* 1 for names that pickle checkpoints have: "pytorch_model.bin", "x.pt". */
+int heft_pickle_name(const char *name);
 /* 0 when the manifest has every tensor that the index names, in whatever file; else TENSOR_MISSING. */
 int heft_index_covered(const struct heft_shard_index *index, const struct heft_manifest *manifest,
                        struct heft_error *error);

@@ -55,7 +55,7 @@ static int begins_with(const char *name, const char *beginning)
     return strncmp(name, beginning, strlen(beginning)) == 0;
 }
 
-static int is_pickle(const char *name)
+int heft_pickle_name(const char *name)
 {
     static const char *const endings[] = {".pt", ".pth", ".ckpt", ".pkl", ".pickle"};
     size_t index;
@@ -112,7 +112,7 @@ static void sort_out(struct listing *listing, const struct heft_dir_entry *entry
         (void)heft_shard_name_parse(entry->name, &candidate->shard);
         candidate->entry = entry;
         listing->candidate_count++;
-    } else if (is_pickle(entry->name)) {
+    } else if (heft_pickle_name(entry->name)) {
         listing->pickle = entry->name;
     } else if (ends_with(entry->name, ".gguf")) {
         listing->other = entry->name;
@@ -237,7 +237,7 @@ static int check_indexed(const struct listing *listing, const struct heft_shard_
         const char *name = index->shards[number];
         const struct heft_dir_entry *entry = find_entry(listing, name);
 
-        if (is_pickle(name))
+        if (heft_pickle_name(name))
             return heft_error_set(error, HEFT_ERR_PICKLE,
                                   "the shard index names the pickle checkpoint %s; convert it to safetensors",
                                   heft_quote_text(&quote, name));

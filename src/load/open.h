@@ -14,6 +14,10 @@ struct heft_opened {
     void *priv; /* what check_unchanged compares with */
 };
 
+/*
+ * As heft_manifest_open, with the same errors; every sentence names the file. One descriptor a file stays
+ * open: too few is NO_FDS with the limit that is in the way.
+ */
 int heft_open_model(const char *model, const struct heft_model_options *options,
                     struct heft_opened **opened_out, struct heft_error *error);
 /* CHANGED, naming the file, when a file's size, modification time or identity is not what it was when opened.

@@ -153,9 +153,16 @@ static void numbers_that_disagree_are_refused(void **state)
     assert_ok(try_tensor(manifest, bad, &error), error);
     bad = good;
     bad.name = "v";
-    bad.dtype_bits = 16; /* the same dtype with another width */
+    bad.dtype_bits = 16; /* a known dtype with another width */
     bad.size_bytes = 16;
     assert_code(try_tensor(manifest, bad, &error), HEFT_ERR_INVALID, error);
+    assert_says(error, "it has 32");
+    bad.dtype = "MINE";
+    assert_ok(try_tensor(manifest, bad, &error), error);
+    bad.dtype_bits = 32; /* a dtype of its own, with two widths */
+    bad.size_bytes = 32;
+    assert_code(try_tensor(manifest, bad, &error), HEFT_ERR_INVALID, error);
+    assert_says(error, "in another");
     heft_manifest_free(manifest);
 }
 
@@ -194,11 +201,10 @@ static void sums_past_64_bits_are_refused(void **state)
     struct heft_manifest *manifest = with_file(UINT64_MAX);
     struct heft_error error = HEFT_ERROR_INIT;
     const uint64_t half[] = {(uint64_t)1 << 63};
-    struct heft_manifest_tensor tensor = tensor_of("a", "U8", 8, 1, half, 0);
+    struct heft_manifest_tensor tensor = tensor_of("a", "Q8", 0, 1, half, 0);
 
     (void)state;
     tensor.size_bytes = half[0];
-    tensor.dtype_bits = 0;
     assert_ok(heft_manifest_add_tensor(manifest, &tensor, &error), error);
     tensor.name = "b";
     assert_ok(heft_manifest_add_tensor(manifest, &tensor, &error), error);

@@ -1,0 +1,24 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* A folder's listing with its shard index, and the choice of files that follows from both. */
+#ifndef HEFT_LOAD_OPEN_LIST_H
+#define HEFT_LOAD_OPEN_LIST_H
+
+#include "format/modeldir.h"
+#include "load/open_place.h"
+
+struct heft_listing {
+    struct heft_dir_entry *entries;
+    size_t count, capacity;
+    struct heft_shard_index *index; /* NULL: none there */
+    struct heft_dir_choice *choice; /* points into the two above */
+    int index_ignored;              /* the choice was made whatever the index says */
+};
+
+int heft_listing_make(const struct heft_place *place, const struct heft_model_options *options,
+                      struct heft_listing *listing_out, struct heft_error *error);
+void heft_listing_free(struct heft_listing *listing);
+/* Reads all of [offset, offset + size) unless the file ends before; returns the bytes read or a negative
+ * errno. */
+int64_t heft_read_at(int fd, void *data, uint64_t size, uint64_t offset_bytes);
+
+#endif

@@ -37,6 +37,7 @@ struct heft_source {
     char addresses[512];            /* of a replica */
     char why[256];                  /* why it was taken as a source */
     struct heft_error reason;       /* why it is LOST or REFUSED */
+    int excluded;                   /* it is there, but the caller asked for other kinds of sources */
     struct heft_manifest *manifest; /* owned by the load */
     struct heft_peer *peer;         /* NULL: this agent's own regions */
     const uint64_t *regions;        /* region id of each manifest file */

@@ -438,25 +438,33 @@ static int nothing_found(const struct heft_load_options *options, const struct h
                          struct heft_error *error)
 {
     char text[HEFT_ERROR_TEXT_BYTES] = "";
+    const struct heft_source *only = NULL;
     size_t used = 0;
-    uint32_t index;
+    uint32_t index, tried = 0;
     int code = HEFT_ERR_NOT_FOUND;
 
-    if (found->count == 0)
-        return heft_error_set(error, HEFT_ERR_NOT_FOUND,
-                              "no source for %s: nothing lists a replica of it; name a directory or a path",
-                              options->model);
     for (index = 0; index < found->count && used < sizeof(text) - 1; index++) {
-        int size = snprintf(text + used, sizeof(text) - used, "%s%s: %s", index ? "; " : "",
-                            found->sources[index]->name, found->sources[index]->reason.text);
+        const struct heft_source *source = found->sources[index];
+        int size;
 
+        if (source->excluded)
+            continue;
+        size = snprintf(text + used, sizeof(text) - used, "%s%s: %s", tried++ ? "; " : "", source->name,
+                        source->reason.text);
         used += size > 0 ? (size_t)size : 0;
+        only = source;
         /* The most telling code: what is wrong with something that is there, before what is not there. */
-        if (found->sources[index]->reason.code != HEFT_ERR_NOT_FOUND)
-            code = found->sources[index]->reason.code;
+        if (source->reason.code != HEFT_ERR_NOT_FOUND)
+            code = source->reason.code;
     }
-    if (found->count == 1) {
-        *error = found->sources[0]->reason;
+    if (tried == 0)
+        return heft_error_set(error, HEFT_ERR_NOT_FOUND,
+                              "no replica of %s is known%s%s: serve one (heft serve), or allow "
+                              "files as a source",
+                              options->model, options->directory ? " to " : ": no directory is named",
+                              options->directory ? options->directory->address : "");
+    if (tried == 1) {
+        *error = only->reason;
         return error->code;
     }
     return heft_error_set(error, code, "no source for %s: %s", options->model, text);
@@ -508,6 +516,7 @@ int heft_sources_find(const struct heft_load_options *options, struct heft_agent
         all->found.reference = all->found.opened->manifest;
         if (!files) {
             all->found.sources[0]->state = HEFT_SOURCE_REFUSED;
+            all->found.sources[0]->excluded = 1;
             heft_error_set(&all->found.sources[0]->reason, HEFT_ERR_DENIED,
                            "not among the sources asked for");
         }

@@ -16,6 +16,11 @@ extern "C" {
 /* Makes heft_directory_open know heftd. Any number of times, from any thread. */
 void heft_control_init(void);
 
+/* What heft_directory_open then calls: for a program that loads this library by dlopen and passes the call
+ * on. */
+int heft_control_open_directory(const struct heft_directory_options *options,
+                                struct heft_directory **directory_out, struct heft_error *error);
+
 /* What a heftd says about itself. */
 struct heft_directory_status {
     size_t size;

@@ -249,8 +249,8 @@ static void close_directory(struct heft_directory *directory)
 static const struct heft_directory_ops grpc_directory_ops = {publish, renew, withdraw, list_records,
                                                              close_directory};
 
-static int open_directory(const struct heft_directory_options *options, struct heft_directory **directory_out,
-                          struct heft_error *error)
+int heft_control_open_directory(const struct heft_directory_options *options,
+                                struct heft_directory **directory_out, struct heft_error *error)
 {
     struct heft_grpc_client_options client_options = {
         .address = options->address, .service = "heftd", .timeout_ms = options->timeout_ms};
@@ -273,7 +273,7 @@ static int open_directory(const struct heft_directory_options *options, struct h
 
 void heft_control_init(void)
 {
-    heft_directory_set_grpc_opener(open_directory);
+    heft_directory_set_grpc_opener(heft_control_open_directory);
 }
 
 int heft_directory_get_status(struct heft_directory *directory, struct heft_directory_status *status_out,

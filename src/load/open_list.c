@@ -229,7 +229,7 @@ static int load_index(const struct heft_place *place, int ignore_index, struct h
 {
     struct heft_error why = HEFT_ERROR_INIT;
     struct heft_quote quote;
-    const char *name;
+    const char *name = NULL;
     int rc = find_index(listing, &name, error);
 
     if (rc || !name)

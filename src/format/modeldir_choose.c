@@ -406,13 +406,16 @@ static int choose_group(const struct listing *listing, int gaps_allowed, struct 
     const struct group *group = &listing->groups[0];
     const struct candidate *set = &listing->candidates[group->first];
     struct heft_dir_choice *choice;
-    size_t index;
+    size_t index, files = 0;
     int rc;
 
-    for (index = 0; index < group->count; index++)
+    for (index = 0; index < group->count; index++) {
+        files += set[index].entry->kind == HEFT_ENTRY_FILE;
         if (set[index].entry->kind != HEFT_ENTRY_FILE && set[index].entry->kind != HEFT_ENTRY_BROKEN_LINK)
             return not_a_file(set[index].entry, error);
-    rc = set[0].shard.total ? check_set(set, group->count, gaps_allowed, error) : check_single(set, error);
+    }
+    rc = set[0].shard.total ? check_set(set, group->count, gaps_allowed && files > 0, error)
+                            : check_single(set, error);
     if (rc)
         return rc;
     choice = new_choice(group->count);

@@ -255,6 +255,8 @@ static void what_is_there_can_be_taken_whatever_the_index_says(void **state)
     assert_code(choose(LIST("model-00002-of-00030.safetensors"), NULL, 1, chosen, note, &error),
                 HEFT_ERR_SHARD_MISSING, error);
     assert_code(choose(LIST("config.json"), map, 1, chosen, note, &error), HEFT_ERR_NO_WEIGHTS, error);
+    assert_code(choose(LIST("?m-1-of-2.safetensors"), map, 1, chosen, note, &error), HEFT_ERR_SHARD_MISSING,
+                error);
 }
 
 /* ---- manifests from headers ---- */

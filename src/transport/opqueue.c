@@ -186,14 +186,14 @@ int heft_opqueue_claim(struct heft_opqueue *queue, uint64_t max_bytes, uint32_t 
     return 1;
 }
 
-int heft_opqueue_has_work(struct heft_opqueue *queue)
+uint64_t heft_opqueue_active(struct heft_opqueue *queue)
 {
-    int work;
+    uint64_t active;
 
     pthread_mutex_lock(&queue->lock);
-    work = queue->head != NULL;
+    active = queue->active;
     pthread_mutex_unlock(&queue->lock);
-    return work;
+    return active;
 }
 
 void heft_opqueue_end(struct heft_opqueue *queue, struct heft_transport_op *op, uint32_t slices, int status,
@@ -226,10 +226,20 @@ int heft_opqueue_cancel(struct heft_opqueue *queue, struct heft_transport_op *op
     return found;
 }
 
-void heft_opqueue_fail(struct heft_opqueue *queue, int status, const struct heft_error *error)
+static void flush_locked(struct heft_opqueue *queue, int status, const struct heft_error *error)
 {
     struct heft_transport_op *op;
 
+    while ((op = queue->head) != NULL) {
+        (void)unlink_locked(queue, op);
+        note_failure_locked(op, status, error, -1);
+        if (state_of(op)->claims == 0)
+            finish_locked(queue, op);
+    }
+}
+
+void heft_opqueue_fail(struct heft_opqueue *queue, int status, const struct heft_error *error)
+{
     pthread_mutex_lock(&queue->lock);
     if (queue->failed == 0) {
         if (error != NULL && error->code != 0)
@@ -238,12 +248,14 @@ void heft_opqueue_fail(struct heft_opqueue *queue, int status, const struct heft
             heft_error_set(&queue->failed_error, status, "%s", heft_error_text(status));
         __atomic_store_n(&queue->failed, status, __ATOMIC_RELEASE);
     }
-    while ((op = queue->head) != NULL) {
-        (void)unlink_locked(queue, op);
-        note_failure_locked(op, queue->failed, &queue->failed_error, -1);
-        if (state_of(op)->claims == 0)
-            finish_locked(queue, op);
-    }
+    flush_locked(queue, queue->failed, &queue->failed_error);
+    pthread_mutex_unlock(&queue->lock);
+}
+
+void heft_opqueue_flush(struct heft_opqueue *queue, int status, const struct heft_error *error)
+{
+    pthread_mutex_lock(&queue->lock);
+    flush_locked(queue, status, error);
     pthread_mutex_unlock(&queue->lock);
 }
 

@@ -43,7 +43,8 @@ int heft_opqueue_post_claimed(struct heft_opqueue *queue, struct heft_transport_
 /* 1 and the next slice of at most max_bytes and max_cuts, or 0 when no bytes are left to hand out. */
 int heft_opqueue_claim(struct heft_opqueue *queue, uint64_t max_bytes, uint32_t max_cuts,
                        struct heft_claim *claim_out);
-int heft_opqueue_has_work(struct heft_opqueue *queue);
+/* Operations posted whose done has not returned. */
+uint64_t heft_opqueue_active(struct heft_opqueue *queue);
 /* `slices` claims of the operation ended, moved or not; the first status that isn't 0 stays. The operation
  * may be gone when it returns. */
 void heft_opqueue_end(struct heft_opqueue *queue, struct heft_transport_op *op, uint32_t slices, int status,
@@ -54,6 +55,8 @@ int heft_opqueue_cancel(struct heft_opqueue *queue, struct heft_transport_op *op
 /* Every queued operation ends with `status`, later posts are refused with it. Claimed slices end by their
  * movers, who watch queue->failed. */
 void heft_opqueue_fail(struct heft_opqueue *queue, int status, const struct heft_error *error);
+/* The same for what is queued now; later posts are welcome. */
+void heft_opqueue_flush(struct heft_opqueue *queue, int status, const struct heft_error *error);
 /* Calls done for what has ended. */
 void heft_opqueue_drain(struct heft_opqueue *queue);
 /* Drains, then waits until done has returned for everything but the operations whose done calls us. */

@@ -11,5 +11,6 @@ int skip_case(const char *why);
 /* How many cases failed. */
 int run_lists_cases(void);
 int run_ends_cases(void);
+int run_served_cases(void);
 
 #endif

@@ -19,6 +19,16 @@ static const struct setup setups[] = {
     {.name = "local-in-agent", .transport = "local", .in_agent = 1},
     {.name = "local-mapped", .transport = "local", .process = 1, .memory = MEMORY_SHARED},
     {.name = "local-attached", .transport = "local", .process = 1, .memory = MEMORY_PRIVATE},
+    {.name = "tcp-v4", .transport = "tcp", .link = LINK_TCP4, .served = 1},
+    {.name = "tcp-v6", .transport = "tcp", .link = LINK_TCP6, .served = 1},
+    {.name = "tcp-unix", .transport = "tcp", .link = LINK_UNIX, .served = 1},
+    {.name = "tcp-process", .transport = "tcp", .link = LINK_TCP4, .process = 1, .served = 1},
+    {.name = "tcp-file",
+     .transport = "tcp",
+     .link = LINK_TCP4,
+     .memory = MEMORY_FILE,
+     .served = 1,
+     .no_write = 1},
 };
 
 const struct setup *current_setup;
@@ -46,5 +56,5 @@ int main(int argc, char **argv)
     }
     if (argc > 2)
         cmocka_set_test_filter(argv[2]);
-    return run_lists_cases() + run_ends_cases() > 0 ? 1 : 0;
+    return run_lists_cases() + run_ends_cases() + run_served_cases() > 0 ? 1 : 0;
 }

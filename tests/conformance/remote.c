@@ -38,7 +38,7 @@ struct reply {
 
 const struct heft_transport_ops *transport_named(const char *name)
 {
-    static const struct heft_transport_ops *const all[] = {&heft_transport_local};
+    static const struct heft_transport_ops *const all[] = {&heft_transport_local, &heft_transport_tcp};
 
     for (size_t i = 0; i < sizeof(all) / sizeof(all[0]); i++)
         if (strcmp(all[i]->name, name) == 0)

@@ -116,7 +116,10 @@ static int open_file(const struct heft_region_options *options, struct heft_regi
 
     if (options->fd >= 0) {
         region->owned_fd = fcntl(options->fd, F_DUPFD_CLOEXEC, 0);
-        (void)snprintf(region->label, sizeof(region->label), "descriptor %d", options->fd);
+        if (options->path) /* the descriptor decides; the path is its name in messages */
+            (void)snprintf(region->label, sizeof(region->label), "%s", options->path);
+        else
+            (void)snprintf(region->label, sizeof(region->label), "descriptor %d", options->fd);
     } else {
         /* Without O_NONBLOCK a FIFO would wait here for a writer. */
         access = options->flags & HEFT_REGION_REMOTE_WRITE ? O_RDWR : O_RDONLY;

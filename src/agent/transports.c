@@ -8,9 +8,6 @@
 #include <stdio.h>
 #include <string.h>
 
-/* Weak: a build may leave it out. */
-extern const struct heft_transport_ops heft_transport_tcp __attribute__((weak));
-
 static pthread_mutex_t registry_lock = PTHREAD_MUTEX_INITIALIZER;
 static const struct heft_transport_ops *registry[HEFT_TRANSPORT_MAX];
 static size_t registry_count;
@@ -23,8 +20,7 @@ static size_t list_all(const struct heft_transport_ops *all_out[HEFT_TRANSPORT_M
     size_t count = 0, index;
 
     for (index = 0; index < sizeof(in_tree) / sizeof(in_tree[0]); index++)
-        if (in_tree[index])
-            all_out[count++] = in_tree[index];
+        all_out[count++] = in_tree[index];
     for (index = 0; index < registry_count && count < HEFT_TRANSPORT_MAX; index++)
         all_out[count++] = registry[index];
     return count;

@@ -7,11 +7,13 @@
 #include "load/limits.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <jansson.h>
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
+#include <unistd.h>
 
 static volatile sig_atomic_t stop_wanted;
 
@@ -360,6 +362,23 @@ static int serve_until_stopped(struct session *session)
     return EXIT_DONE;
 }
 
+/* A file that can't be written is said before minutes of moving, not after. */
+static int check_output(const struct cli *cli, const char *option, struct heft_error *error)
+{
+    const char *path = heft_config_text(&cli->config, option);
+    int fd, rc;
+
+    if (!path || strcmp(path, "-") == 0)
+        return HEFT_OK;
+    fd = open(path, O_WRONLY | O_CREAT | O_CLOEXEC | O_NOCTTY, 0666);
+    if (fd < 0) {
+        rc = heft_error_set_errno(error, errno, "--%s %s can't be written", option, path);
+        return rc == HEFT_ERR_NOT_FOUND ? HEFT_ERR_IO : rc; /* "not found" would be about the model */
+    }
+    (void)close(fd);
+    return HEFT_OK;
+}
+
 static int load_and_maybe_serve(struct cli *cli, int serves)
 {
     struct session session = {.cli = cli};
@@ -367,7 +386,11 @@ static int load_and_maybe_serve(struct cli *cli, int serves)
     int rc, code;
 
     catch_stop();
-    rc = start_load(&session, serves, 0, &error);
+    rc = check_output(cli, "report", &error);
+    if (!rc)
+        rc = check_output(cli, "sha256", &error);
+    if (!rc)
+        rc = start_load(&session, serves, 0, &error);
     if (!rc)
         rc = wait_load(&session, &error);
     if (!rc) {

@@ -368,7 +368,9 @@ static void count_arrival(struct lane *lane, const struct heft_xfer_result *resu
     uint64_t took = result->end_ns > result->start_ns ? result->end_ns - result->start_ns : 1;
     int index;
 
-    source->state = HEFT_SOURCE_USED;
+    if (source->state == HEFT_SOURCE_READY)
+        source->state =
+            HEFT_SOURCE_USED; /* never from LOST: its last chunks may still arrive, it gets no more */
     source->chunks++;
     source->bytes += result->bytes;
     source->last_ns = now;

@@ -352,6 +352,7 @@ static void a_dying_source_gives_its_chunks_to_the_others(void **state)
         setup(&world, 2, 1);
         assert_int_equal(run(&world, &error), 0);
         check_bytes(&world);
+        /* Lost for good, although transfers that began before may still have ended well. */
         assert_int_equal(world.sources[0].state, HEFT_SOURCE_LOST);
         assert_int_equal(world.sources[0].reason.code, HEFT_ERR_PEER_LOST);
         assert_int_equal(heft_executor_sources_left(world.executor), 1);

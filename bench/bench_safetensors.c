@@ -3,9 +3,9 @@
  * Opens safetensors files as a loader does: first bytes, header, parse, free. bench_safetensors.py runs it
  * beside the reference.
  *
- *   bench_safetensors FILE REPEATS    nanoseconds of each repeat, one a line; then "peak_kib N"
+ *   bench_safetensors FILE REPEATS    nanoseconds of processor time of each repeat, one a line; then
+ *                                     "peak_kib N"
  */
-#include "base/clock.h"
 #include "format/safetensors.h"
 
 #include <fcntl.h>
@@ -14,6 +14,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <time.h>
 #include <unistd.h>
 
 static int read_all(int fd, uint8_t *bytes, uint64_t size, uint64_t offset)
@@ -79,6 +80,16 @@ static long peak_kib(void)
     return peak;
 }
 
+/* Opening is one thread's work without waiting (the file lies in the page cache), and other programs on the
+ * machine do not count. */
+static uint64_t cpu_ns(void)
+{
+    struct timespec now;
+
+    (void)clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &now);
+    return (uint64_t)now.tv_sec * 1000000000 + (uint64_t)now.tv_nsec;
+}
+
 int main(int argc, char **argv)
 {
     long repeats, index;
@@ -87,11 +98,11 @@ int main(int argc, char **argv)
         return 2;
     repeats = strtol(argv[2], NULL, 10);
     for (index = 0; index < repeats; index++) {
-        uint64_t started = heft_now_ns();
+        uint64_t started = cpu_ns();
 
         if (open_once(argv[1]))
             return 1;
-        (void)printf("%" PRIu64 "\n", heft_now_ns() - started);
+        (void)printf("%" PRIu64 "\n", cpu_ns() - started);
     }
     (void)printf("peak_kib %ld\n", peak_kib());
     return 0;

@@ -220,18 +220,44 @@ static int fill_runs(struct slot *slot, size_t *count_out)
     return HEFT_OK;
 }
 
-/* A slot failed before its transfer began: the same consequences as a failed transfer. */
-static void slot_failed(struct slot *slot, int code, const char *text)
+/* What ends a connection of a peer that may live on. */
+static int breaks_stream(int status)
+{
+    return status == HEFT_ERR_PEER_LOST || status == HEFT_ERR_UNAVAILABLE || status == HEFT_ERR_PROTOCOL;
+}
+
+/* A transfer failed: which source is to blame, and does it go on? Under the lock. */
+static void blame(struct heft_executor *executor, struct slot *slot, int status, const char *text)
+{
+    struct lane *lane = &executor->lanes[slot->source];
+
+    lane->source->retries++;
+    /* Only we cancel: to give the chunk to another source (a cancel may even hit the slot's next transfer).
+     */
+    if (executor->stopping || status == HEFT_ERR_CANCELED) {
+        slot->state = SLOT_IDLE;
+        return;
+    }
+    if (lane->source->peer && breaks_stream(status) &&
+        heft_peer_status(lane->source->peer, NULL) == HEFT_OK &&
+        lane->repairs < MAX_REPAIRS * lane->source->credits) {
+        lane->repairs++;
+        slot->state = SLOT_BROKEN; /* the waiting thread makes its transfer anew: that may block */
+        return;
+    }
+    slot->state = SLOT_IDLE;
+    lose_source(executor, slot->source, status, text);
+}
+
+/* A flying slot's transfer could not be posted: the same consequences as if it had failed. */
+static void post_failed(struct slot *slot, int code, const char *text)
 {
     struct heft_executor *executor = slot->executor;
 
     (void)pthread_mutex_lock(&executor->lock);
-    if (slot->chunk != NO_CHUNK)
-        give_back(executor, slot);
-    if (slot->state == SLOT_FLYING)
-        executor->active--;
-    slot->state = slot->xfer ? SLOT_IDLE : SLOT_UNMADE;
-    lose_source(executor, slot->source, code, text);
+    give_back(executor, slot);
+    executor->active--;
+    blame(executor, slot, code, text);
     check_hopeless(executor);
     (void)pthread_cond_broadcast(&executor->changed);
     (void)pthread_mutex_unlock(&executor->lock);
@@ -273,7 +299,7 @@ static void slot_post(struct slot *slot)
         if (!rc)
             rc = heft_xfer_post(slot->xfer, &error);
         if (rc)
-            slot_failed(slot, rc, error.text);
+            post_failed(slot, rc, error.text);
     }
     running = 0;
 }
@@ -386,29 +412,6 @@ static void count_arrival(struct lane *lane, const struct heft_xfer_result *resu
     }
 }
 
-/* A transfer failed: which source is to blame, and does it go on? Under the lock. */
-static void blame(struct heft_executor *executor, struct slot *slot, int status, const char *text)
-{
-    struct lane *lane = &executor->lanes[slot->source];
-
-    lane->source->retries++;
-    /* Only we cancel: to give the chunk to another source (a cancel may even hit the slot's next transfer).
-     */
-    if (executor->stopping || status == HEFT_ERR_CANCELED) {
-        slot->state = SLOT_IDLE;
-        return;
-    }
-    if (lane->source->peer && status == HEFT_ERR_PEER_LOST &&
-        heft_peer_status(lane->source->peer, NULL) == HEFT_OK &&
-        lane->repairs < MAX_REPAIRS * lane->source->credits) {
-        lane->repairs++;
-        slot->state = SLOT_BROKEN; /* the waiting thread makes its transfer anew: that may block */
-        return;
-    }
-    slot->state = SLOT_IDLE;
-    lose_source(executor, slot->source, status, text);
-}
-
 static void on_done(struct heft_xfer *xfer, const struct heft_xfer_result *result, void *context)
 {
     struct slot *slot = context;
@@ -491,6 +494,18 @@ static int make_xfer(struct slot *slot, uint64_t chunk, struct heft_error *error
                             slot->runs, count, &options, &slot->xfer, error);
 }
 
+static void make_failed(struct slot *slot, int code, const char *text)
+{
+    struct heft_executor *executor = slot->executor;
+
+    (void)pthread_mutex_lock(&executor->lock);
+    slot->state = SLOT_UNMADE;
+    lose_source(executor, slot->source, code, text);
+    check_hopeless(executor);
+    (void)pthread_cond_broadcast(&executor->changed);
+    (void)pthread_mutex_unlock(&executor->lock);
+}
+
 static uint64_t first_covered(const struct heft_executor *executor, uint32_t source)
 {
     uint64_t chunk;
@@ -521,7 +536,7 @@ static void repair_slots(struct heft_executor *executor)
             broken->xfer = NULL;
             rc = make_xfer(broken, first_covered(executor, index), &error);
             if (rc) {
-                slot_failed(broken, rc, error.text);
+                make_failed(broken, rc, error.text);
                 continue;
             }
             (void)pthread_mutex_lock(&executor->lock);
@@ -648,7 +663,7 @@ void heft_executor_start(struct heft_executor *executor)
             int rc = make_xfer(&lane->slots[slot], chunk, &error);
 
             if (rc) {
-                slot_failed(&lane->slots[slot], rc, error.text);
+                make_failed(&lane->slots[slot], rc, error.text);
                 break;
             }
             (void)pthread_mutex_lock(&executor->lock);

@@ -376,6 +376,9 @@ int heft_connect(const struct heft_connect_request *given, struct heft_connect_r
             return 0;
         if (best.code == 0 || telling(rc) > telling(best.code))
             best = failure;
+        /* The one that was looked for has answered: its other addresses would say the same. */
+        if (rc == HEFT_ERR_DENIED && !heft_generation_is_none(request.generation.bytes))
+            break;
     }
     if (error)
         *error = best;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The store that keeps nothing: the directory's own memory is all there is, and after a restart clients publish
- * again. */
+/* The store that keeps nothing: the directory's own memory is all there is, and after a restart clients
+ * publish again. */
 #include "base/error.h"
 #include "daemon/store/store.h"
 

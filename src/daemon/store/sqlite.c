@@ -1,9 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The store in one SQLite file: write-ahead log, no wait for the disk at each change (a crash of the machine may
- * lose the last renewals, which clients repeat anyway). The connection holds the file for itself, so a second
- * heftd on the same file is told instead of mixing two fleets. The file holds tokens: only its owner reads it.
+ * The store in one SQLite file: write-ahead log, no wait for the disk at each change (a crash of the machine
+ * may lose the last renewals, which clients repeat anyway). The connection holds the file for itself, so a
+ * second heftd on the same file is told instead of mixing two fleets. The file holds tokens: only its owner
+ * reads it.
  */
+#include "base/clock.h"
 #include "base/error.h"
 #include "daemon/store/store.h"
 
@@ -13,6 +15,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 #define SQLITE_SCHEMA_VERSION 1
 #define SQLITE_APPLICATION_ID 0x68656674 /* "heft" */
@@ -46,29 +49,36 @@ static int report(struct sqlite_store *self, int code, const char *doing, struct
     const char *path = self->base.name + strlen("sqlite:");
     const char *reason = self->db ? sqlite3_errmsg(self->db) : sqlite3_errstr(code);
 
+    /* What SQLite makes of a place that can't be written depends on which of its files it tried first. */
+    if ((code & 0xFF) == SQLITE_IOERR && access(path, F_OK) == 0 && access(path, W_OK))
+        code = SQLITE_READONLY;
     switch (code & 0xFF) {
     case SQLITE_NOTADB:
     case SQLITE_CORRUPT:
-        return heft_error_set(error, HEFT_ERR_MANIFEST,
-                              "store %s is damaged or no database (%s, %s): move it away, a new one is made and "
-                              "replicas publish again by themselves",
-                              path, doing, reason);
+        return heft_error_set(
+            error, HEFT_ERR_MANIFEST,
+            "store %s is damaged or no database (%s, %s): move it away, a new one is made and "
+            "replicas publish again by themselves",
+            path, doing, reason);
     case SQLITE_BUSY:
     case SQLITE_LOCKED:
-        return heft_error_set(error, HEFT_ERR_BUSY,
-                              "store %s is in use by another process (%s): stop the other heftd, or give this one "
-                              "its own with --store sqlite:PATH",
-                              path, doing);
+        return heft_error_set(
+            error, HEFT_ERR_BUSY,
+            "store %s is in use by another process (%s): stop the other heftd, or give this one "
+            "its own with --store sqlite:PATH",
+            path, doing);
     case SQLITE_READONLY:
     case SQLITE_CANTOPEN:
     case SQLITE_PERM:
     case SQLITE_AUTH:
-        return heft_error_set(error, HEFT_ERR_PERMISSION,
-                              "store %s can't be written (%s, %s): check the rights of the file and of its folder, "
-                              "or choose another place with --store sqlite:PATH",
-                              path, doing, reason);
+        return heft_error_set(
+            error, HEFT_ERR_PERMISSION,
+            "store %s can't be written (%s, %s): check the rights of the file and of its folder, "
+            "or choose another place with --store sqlite:PATH",
+            path, doing, reason);
     case SQLITE_FULL:
-        return heft_error_set(error, HEFT_ERR_NO_SPACE, "store %s: no space left (%s): free some", path, doing);
+        return heft_error_set(error, HEFT_ERR_NO_SPACE, "store %s: no space left (%s): free some", path,
+                              doing);
     case SQLITE_NOMEM:
         return heft_error_set(error, HEFT_ERR_NO_MEMORY, "store %s: out of memory (%s)", path, doing);
     default:
@@ -76,11 +86,11 @@ static int report(struct sqlite_store *self, int code, const char *doing, struct
     }
 }
 
-static int execute(struct sqlite_store *self, const char *text, struct heft_error *error)
+static int execute(struct sqlite_store *self, const char *text, const char *doing, struct heft_error *error)
 {
     int code = sqlite3_exec(self->db, text, NULL, NULL, NULL);
 
-    return code == SQLITE_OK ? 0 : report(self, code, text, error);
+    return code == SQLITE_OK ? 0 : report(self, code, doing, error);
 }
 
 /* The single number that a query gives. */
@@ -93,7 +103,7 @@ static int ask(struct sqlite_store *self, const char *text, int64_t *number_out,
         code = sqlite3_step(statement);
     if (code != SQLITE_ROW) {
         (void)sqlite3_finalize(statement);
-        return report(self, code, text, error);
+        return report(self, code, "reading its head", error);
     }
     *number_out = sqlite3_column_int64(statement, 0);
     (void)sqlite3_finalize(statement);
@@ -124,7 +134,8 @@ static int put(struct heft_store *store, const struct heft_stored_record *record
     const struct heft_lease_publication *publication = &record->publication;
 
     bind_text(statement, 1, publication->name);
-    (void)sqlite3_bind_blob(statement, 2, publication->generation.bytes, HEFT_GENERATION_BYTES, SQLITE_STATIC);
+    (void)sqlite3_bind_blob(statement, 2, publication->generation.bytes, HEFT_GENERATION_BYTES,
+                            SQLITE_STATIC);
     bind_text(statement, 3, publication->model);
     bind_text(statement, 4, publication->revision);
     bind_text(statement, 5, publication->stage);
@@ -225,7 +236,7 @@ static int make_folders(const char *path, struct heft_error *error)
 static int check_owner(struct sqlite_store *self, int *is_new_out, struct heft_error *error)
 {
     const char *path = self->base.name + strlen("sqlite:");
-    int64_t application, version, tables;
+    int64_t application = 0, version = 0, tables = 0;
     int result;
 
     if ((result = ask(self, "PRAGMA application_id", &application, error)) ||
@@ -239,10 +250,11 @@ static int check_owner(struct sqlite_store *self, int *is_new_out, struct heft_e
                               "sqlite:PATH",
                               path);
     if (version > SQLITE_SCHEMA_VERSION)
-        return heft_error_set(error, HEFT_ERR_INCOMPATIBLE,
-                              "store %s has schema version %lld, this heftd knows %d: run the newer heftd, or "
-                              "choose another file",
-                              path, (long long)version, SQLITE_SCHEMA_VERSION);
+        return heft_error_set(
+            error, HEFT_ERR_INCOMPATIBLE,
+            "store %s has schema version %lld, this heftd knows %d: run the newer heftd, or "
+            "choose another file",
+            path, (long long)version, SQLITE_SCHEMA_VERSION);
     return 0;
 }
 
@@ -258,28 +270,38 @@ static int prepare_schema(struct sqlite_store *self, struct heft_error *error)
         "revision TEXT NOT NULL, stage TEXT NOT NULL, body BLOB NOT NULL, lease_ms INTEGER NOT NULL, "
         "end_wall_ms INTEGER NOT NULL, published_wall_ms INTEGER NOT NULL);"
         "COMMIT;";
-    int64_t is_sound;
+    int64_t is_sound = 0;
     int is_new, result;
 
     _Static_assert(SQLITE_APPLICATION_ID == 1751475828, "the schema's number");
-    if ((result = execute(self, "PRAGMA locking_mode = EXCLUSIVE", error)) ||
-        (result = check_owner(self, &is_new, error)) || (result = execute(self, "PRAGMA journal_mode = WAL", error)) ||
-        (result = execute(self, "PRAGMA synchronous = NORMAL", error)) ||
-        (result = execute(self, "PRAGMA cache_size = -1024", error)))
+    if ((result = execute(self, "PRAGMA locking_mode = EXCLUSIVE", "opening it", error)) ||
+        (result = check_owner(self, &is_new, error)) ||
+        (result = execute(self, "PRAGMA journal_mode = WAL", "opening it", error)) ||
+        (result = execute(self, "PRAGMA synchronous = NORMAL", "opening it", error)) ||
+        (result = execute(self, "PRAGMA cache_size = -1024", "opening it", error)))
         return result;
     if (is_new)
-        return execute(self, schema, error);
+        return execute(self, schema, "making its tables", error);
     result = ask(self, "SELECT quick_check = 'ok' FROM pragma_quick_check(1)", &is_sound, error);
     if (!result && !is_sound)
         result = report(self, SQLITE_CORRUPT, "its own check failed", error);
     return result;
 }
 
-/* Counts this start: also the proof that the file can be written. */
+/* Forgets leases that ended while no heftd ran, and counts this start: also the proof that the file can be
+ * written. */
 static int count_start(struct sqlite_store *self, struct heft_error *error)
 {
-    int64_t starts;
-    int result = execute(self, "UPDATE meta SET value = value + 1 WHERE key = 'starts'", error);
+    char text[100];
+    int64_t starts = 0;
+    int result;
+
+    (void)snprintf(text, sizeof(text), "DELETE FROM records WHERE end_wall_ms <= %llu",
+                   (unsigned long long)heft_wall_ms());
+    result = execute(self, text, "forgetting ended leases", error);
+    if (!result)
+        result = execute(self, "UPDATE meta SET value = value + 1 WHERE key = 'starts'",
+                         "counting this start", error);
 
     if (!result)
         result = ask(self, "SELECT value FROM meta WHERE key = 'starts'", &starts, error);
@@ -301,14 +323,16 @@ int heft_store_open_sqlite(const char *path, struct heft_store **store_out, stru
     if (!self)
         return heft_error_set(error, HEFT_ERR_NO_MEMORY, "store %s: out of memory", path);
     self->base.ops = &sqlite_store_ops;
-    if (snprintf(self->base.name, sizeof(self->base.name), "sqlite:%s", path) >= (int)sizeof(self->base.name)) {
+    if (snprintf(self->base.name, sizeof(self->base.name), "sqlite:%s", path) >=
+        (int)sizeof(self->base.name)) {
         free(self);
-        return heft_error_set(error, HEFT_ERR_TOO_LARGE, "store %.100s...: the path is over the limit of %zu bytes",
-                              path, sizeof(self->base.name) - 8);
+        return heft_error_set(error, HEFT_ERR_TOO_LARGE,
+                              "store %.100s...: the path is over the limit of %zu bytes", path,
+                              sizeof(self->base.name) - 8);
     }
     mask = umask(077);
-    code = sqlite3_open_v2(path, &self->db, SQLITE_OPEN_READWRITE | SQLITE_OPEN_CREATE | SQLITE_OPEN_FULLMUTEX,
-                           NULL);
+    code = sqlite3_open_v2(path, &self->db,
+                           SQLITE_OPEN_READWRITE | SQLITE_OPEN_CREATE | SQLITE_OPEN_FULLMUTEX, NULL);
     if (code != SQLITE_OK)
         result = report(self, code, "opening it", error);
     if (!result) {

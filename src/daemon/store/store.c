@@ -70,9 +70,11 @@ int heft_store_default(char *spec_out, size_t size_bytes, struct heft_error *err
     else if (home && home[0] == '/')
         used = snprintf(spec_out, size_bytes, "sqlite:%s/.local/state/heft/directory.db", home);
     else
-        return heft_error_set(error, HEFT_ERR_INVALID,
-                              "neither XDG_STATE_HOME nor HOME says where to keep records: give --store sqlite:PATH");
+        return heft_error_set(
+            error, HEFT_ERR_INVALID,
+            "neither XDG_STATE_HOME nor HOME says where to keep records: give --store sqlite:PATH");
     if (used < 0 || (size_t)used >= size_bytes)
-        return heft_error_set(error, HEFT_ERR_TOO_LARGE, "the default store's path is too long: give --store");
+        return heft_error_set(error, HEFT_ERR_TOO_LARGE,
+                              "the default store's path is too long: give --store");
     return 0;
 }

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Stores: where heftd keeps records over a restart. One file a kind, one table of functions each. A store knows
- * names, ends and bytes; what a record means is the directory's matter.
+ * Stores: where heftd keeps records over a restart. One file a kind, one table of functions each. A store
+ * knows names, ends and bytes; what a record means is the directory's matter.
  *
  * The epoch of a run: the store's own count of starts in the upper half, chance in the lower. A store that is
  * empty after a loss gives another epoch than the one clients know, and so does every restart.

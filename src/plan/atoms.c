@@ -271,25 +271,40 @@ static void put(struct heft_plan_inner *inner, const uint64_t *numbers, uint32_t
     inner->number_count += count;
 }
 
-/* The geometry's numbers, behind which those of the atoms' boxes follow; returns where they are. */
+/*
+ * Writes the geometry's numbers and, behind them, the boxes of all fragments. Most tensors of a model have
+ * the shape of many others and are split alike: numbers that were written before are used again.
+ */
 static int add_geometry(struct heft_plan_builder *builder, uint32_t dims, uint64_t boxed, uint64_t *at_out)
 {
     struct heft_plan_inner *inner = builder->inner;
-    uint32_t box_count = 1 + (uint32_t)__builtin_popcountll(boxed), index;
-    uint64_t head[2] = {dims, boxed};
+    uint32_t box_count = 1 + (uint32_t)__builtin_popcountll(boxed);
+    uint64_t head[2] = {dims, boxed}, at = inner->number_count, index, count, bytes;
     uint64_t need = 2 + (uint64_t)dims * (1 + 2 * (uint64_t)box_count) + builder->fragment_count * dims * 2;
-    int rc = heft_plan_grow(&inner->numbers, &inner->number_capacity, inner->number_count, need,
-                            sizeof(uint64_t), builder->error);
+    struct heft_plan_known *known;
+    int rc =
+        heft_plan_grow(&inner->numbers, &inner->number_capacity, at, need, sizeof(uint64_t), builder->error);
 
     if (rc)
         return rc;
-    *at_out = inner->number_count;
     put(inner, head, 2);
     put(inner, builder->full, dims);
     for (index = 0; index < box_count; index++) {
         put(inner, builder->collapsed[index].start, dims);
         put(inner, builder->collapsed[index].size, dims);
     }
+    for (index = 0; index < builder->fragment_count; index++) {
+        put(inner, builder->fragments[index].start, dims);
+        put(inner, builder->fragments[index].size, dims);
+    }
+    count = inner->number_count - at;
+    bytes = count * sizeof(uint64_t);
+    known = &builder->known[heft_hash64(inner->numbers + at, bytes, 0) % HEFT_PLAN_KNOWN];
+    if (known->count == count && memcmp(inner->numbers + known->at, inner->numbers + at, bytes) == 0)
+        inner->number_count = at;
+    else
+        *known = (struct heft_plan_known){.at = at, .count = count};
+    *at_out = known->at;
     return HEFT_OK;
 }
 
@@ -304,39 +319,21 @@ static int holds_all(const struct heft_plan_builder *builder, uint32_t source, u
            heft_manifest_holds(manifest, tensor->first_block, heft_block_count(tensor->size_bytes));
 }
 
-static int add_boxed_atoms(struct heft_plan_builder *builder, uint64_t entry, uint64_t whole, uint64_t boxed)
+/* One atom of each fragment, whose boxes follow the geometry's numbers. */
+static int add_fragments(struct heft_plan_builder *builder, uint64_t entry, uint64_t geometry, uint32_t dims,
+                         uint64_t complete)
 {
     const struct heft_layout *layout = builder->plan->layout;
-    const struct heft_manifest_tensor *reference = &layout->reference->tensors[layout->tensors[entry].tensor];
-    struct heft_quote name;
-    uint64_t global_bytes = 0, index, geometry = 0;
-    uint32_t dims, dim, box_count = 1 + (uint32_t)__builtin_popcountll(boxed), source;
-    uint64_t complete = 0;
-    int rc = heft_shape_bytes(reference, &global_bytes, builder->error);
+    uint64_t boxed = builder->inner->numbers[geometry + 1], index;
+    uint64_t box = geometry + 2 + (uint64_t)dims * (3 + 2 * (uint64_t)__builtin_popcountll(boxed));
+    uint32_t dim;
+    int rc = HEFT_OK;
 
-    if (rc == HEFT_OK && !layout->tensors[entry].start && layout->tensors[entry].size_bytes != global_bytes)
-        rc = heft_error_set(builder->error, HEFT_ERR_MANIFEST,
-                            "tensor %s: its shape is %" PRIu64 " bytes, its size says %" PRIu64,
-                            heft_tensor_quote(&name, reference), global_bytes,
-                            layout->tensors[entry].size_bytes);
-    if (rc == HEFT_OK)
-        rc = check_whole_sizes(builder, entry, whole, global_bytes);
-    if (rc)
-        return rc;
-    dims = heft_geometry_collapse(reference, builder->boxes, box_count, builder->full, builder->collapsed);
-    rc = split_wanted(builder, dims, whole, boxed, reference);
-    if (rc == HEFT_OK)
-        rc = add_geometry(builder, dims, boxed, &geometry);
-    if (rc)
-        return rc;
-    for (source = 0; source < builder->plan->source_count; source++)
-        if ((whole | boxed) >> source & 1 && holds_all(builder, source, entry))
-            complete |= (uint64_t)1 << source;
-    for (index = 0; index < builder->fragment_count; index++) {
+    for (index = 0; index < builder->fragment_count && rc == HEFT_OK; index++) {
         const struct heft_fragment *fragment = &builder->fragments[index];
         struct heft_atom atom = {.entry = entry,
                                  .geometry = geometry,
-                                 .box = builder->inner->number_count,
+                                 .box = box + index * dims * 2,
                                  .size_bytes = 1,
                                  .sources = fragment->sources,
                                  .global_at = contiguous_at(builder->full, fragment, dims)};
@@ -346,13 +343,39 @@ static int add_boxed_atoms(struct heft_plan_builder *builder, uint64_t entry, ui
         /* Which blocks a strided box touches is not worked out: its source must have them all. */
         if (atom.global_at == HEFT_PLAN_NONE)
             atom.sources &= complete;
-        put(builder->inner, fragment->start, dims);
-        put(builder->inner, fragment->size, dims);
-        rc = add_atom(builder, &atom, reference);
-        if (rc)
-            return rc;
+        rc = add_atom(builder, &atom, &layout->reference->tensors[layout->tensors[entry].tensor]);
     }
-    return HEFT_OK;
+    return rc;
+}
+
+static int add_boxed_atoms(struct heft_plan_builder *builder, uint64_t entry, uint64_t whole, uint64_t boxed)
+{
+    const struct heft_layout_tensor *wanted = &builder->plan->layout->tensors[entry];
+    const struct heft_manifest_tensor *reference = &builder->plan->layout->reference->tensors[wanted->tensor];
+    uint64_t global_bytes = 0, geometry = 0, complete = 0, left;
+    struct heft_quote name;
+    uint32_t dims;
+    int rc = heft_shape_bytes(reference, &global_bytes, builder->error);
+
+    if (rc == HEFT_OK && !wanted->start && wanted->size_bytes != global_bytes)
+        rc = heft_error_set(builder->error, HEFT_ERR_MANIFEST,
+                            "tensor %s: its shape is %" PRIu64 " bytes, its size says %" PRIu64,
+                            heft_tensor_quote(&name, reference), global_bytes, wanted->size_bytes);
+    if (rc == HEFT_OK)
+        rc = check_whole_sizes(builder, entry, whole, global_bytes);
+    if (rc)
+        return rc;
+    dims = heft_geometry_collapse(reference, builder->boxes, 1 + (uint32_t)__builtin_popcountll(boxed),
+                                  builder->full, builder->collapsed);
+    rc = split_wanted(builder, dims, whole, boxed, reference);
+    if (rc == HEFT_OK)
+        rc = add_geometry(builder, dims, boxed, &geometry);
+    if (rc)
+        return rc;
+    for (left = whole | boxed; left != 0; left &= left - 1)
+        if (holds_all(builder, (uint32_t)__builtin_ctzll(left), entry))
+            complete |= left & -left;
+    return add_fragments(builder, entry, geometry, dims, complete);
 }
 
 int heft_plan_add_atoms(struct heft_plan_builder *builder, uint64_t entry)

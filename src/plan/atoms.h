@@ -57,6 +57,12 @@ struct heft_fragment {
     uint64_t sources;
 };
 
+/* Numbers that were written before: their place and how many. */
+#define HEFT_PLAN_KNOWN 64
+struct heft_plan_known {
+    uint64_t at, count;
+};
+
 struct heft_plan_builder {
     struct heft_plan *plan;
     struct heft_plan_inner *inner;
@@ -69,6 +75,7 @@ struct heft_plan_builder {
     struct heft_box boxes[1 + HEFT_PLAN_MAX_SOURCES];
     struct heft_geometry_box collapsed[1 + HEFT_PLAN_MAX_SOURCES];
     uint64_t full[HEFT_GEOMETRY_MAX_DIMS];
+    struct heft_plan_known known[HEFT_PLAN_KNOWN]; /* by hash */
     struct heft_error *error;
 };
 

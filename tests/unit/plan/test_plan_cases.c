@@ -229,6 +229,66 @@ static void columns_of_a_whole_tensor_are_one_strided_run_a_chunk(void **state)
     heft_manifest_free(shard);
 }
 
+static void strided_boxes_are_cut_at_rows(void **state)
+{
+    struct heft_manifest *manifest = table_new(64 * MIB);
+    const struct heft_manifest *sources[1];
+    struct heft_layout *layout;
+    struct heft_plan *plan;
+    struct heft_plan_run run[4];
+    uint64_t index;
+
+    (void)state;
+    table_add(manifest, "short", 8, SHAPE(1000, 6000), NULL, 0);
+    table_add(manifest, "long", 8, SHAPE(3, 2000000), NULL, 32 * MIB);
+    sources[0] = table_finish(manifest);
+    layout = part(manifest, 0, 2, HEFT_SPLIT_COLUMN);
+    plan = make(layout, sources, 1, 3 * HEFT_BLOCK_BYTES);
+    assert_int_equal(plan->chunk_count, 4 + 6);
+    for (index = 0; index < 3; index++)
+        assert_int_equal(plan->chunks[index].size_bytes, 262 * 3000);
+    assert_int_equal(plan->chunks[3].size_bytes, (1000 - 3 * 262) * 3000);
+    for (index = 4; index < 10; index++)
+        assert_int_equal(plan->chunks[index].size_bytes,
+                         index % 2 == 0 ? 3 * HEFT_BLOCK_BYTES : 1000000 - 3 * HEFT_BLOCK_BYTES);
+    for (index = 0; index < 10; index++)
+        assert_int_equal(heft_plan_runs(plan, index, 0, run, 4), 1);
+    heft_plan_free(plan);
+    heft_layout_free(layout);
+    heft_manifest_free(manifest);
+}
+
+static void a_chunk_that_ends_inside_a_slab_goes_on_there(void **state)
+{
+    const uint64_t start[] = {0, 100, 0}, size[] = {3, 300, 500};
+    struct heft_manifest *manifest = table_new(MIB);
+    const struct heft_manifest *sources[1];
+    struct heft_layout_tensor wish = {.start = start, .size = size, .size_bytes = 450000};
+    struct heft_layout *layout = NULL;
+    struct heft_plan *plan;
+    struct heft_plan_run run[4];
+
+    (void)state;
+    table_add(manifest, "cube", 8, SHAPE(3, 400, 800), NULL, 0);
+    sources[0] = table_finish(manifest);
+    assert_int_equal(heft_layout_custom(manifest, &wish, 1, &layout, NULL), 0);
+    plan = make(layout, sources, 1, HEFT_BLOCK_BYTES);
+    assert_int_equal(plan->chunk_count, 2);
+    assert_int_equal(heft_plan_runs(plan, 0, 0, run, 4), 2);
+    assert_int_equal(run[0].count, 300);
+    assert_int_equal(run[1].count, 224);
+    assert_int_equal(run[1].source_offset_bytes, (400 + 100) * 800);
+    assert_int_equal(heft_plan_runs(plan, 1, 0, run, 4), 2);
+    assert_int_equal(run[0].count, 76);
+    assert_int_equal(run[0].source_offset_bytes, (400 + 100 + 224) * 800);
+    assert_int_equal(run[0].dst_offset_bytes, 524 * 500);
+    assert_int_equal(run[1].count, 300);
+    assert_int_equal(run[1].source_offset_bytes, (800 + 100) * 800);
+    heft_plan_free(plan);
+    heft_layout_free(layout);
+    heft_manifest_free(manifest);
+}
+
 static void tensors_of_70000_dimensions_take_the_flat_path(void **state)
 {
     static uint64_t shape[70000], box[140000];
@@ -417,13 +477,47 @@ static void try_useless_box(const char *name, uint32_t bits, const uint64_t *sha
     heft_manifest_free(shard);
 }
 
+/* Blocks are counted from the first byte of what is held: a block of the tensor may lie in two of them. */
+static void a_shard_that_lacks_a_block_gives_no_block_that_touches_it(void **state)
+{
+    const uint64_t rows[] = {100, 3 * HEFT_BLOCK_BYTES}, masks[] = {1, 3, 1, 3, 1};
+    const uint64_t sizes[] = {100, HEFT_BLOCK_BYTES - 100, 2 * HEFT_BLOCK_BYTES, 100, 100};
+    struct heft_manifest *shard = table_new(64 * MIB), *all = table_new(64 * MIB);
+    const struct heft_manifest *sources[2];
+    struct heft_layout *layout;
+    struct heft_plan *plan;
+    uint64_t index;
+
+    (void)state;
+    table_add(shard, "w", 8, SHAPE(3 * HEFT_BLOCK_BYTES + 200), rows, 0);
+    table_add(all, "w", 8, SHAPE(3 * HEFT_BLOCK_BYTES + 200), NULL, 0);
+    sources[0] = table_finish(all);
+    sources[1] = table_finish(shard);
+    assert_int_equal(heft_manifest_want_held(shard, NULL), 0);
+    shard->held[0] = 1 | 4;
+    layout = whole(all, 1);
+    plan = make(layout, sources, 2, 0);
+    /* The shard's second block is missing; it reaches from the tensor's second block into its third. */
+    assert_int_equal(plan->chunk_count, 5);
+    for (index = 0; index < 5; index++) {
+        assert_int_equal(plan->chunks[index].size_bytes, sizes[index]);
+        assert_int_equal(plan->chunks[index].sources, masks[index]);
+    }
+    heft_plan_free(plan);
+    heft_layout_free(layout);
+    heft_manifest_free(shard);
+    heft_manifest_free(all);
+}
+
 static void boxes_of_unknown_dtypes_and_of_cut_bytes_are_not_used(void **state)
 {
     const uint64_t square[] = {4, 4}, flat[] = {2, 6}, half[] = {0, 0, 2, 4}, inner[] = {0, 1, 1, 2};
+    const uint64_t halves[] = {2, 5}, pair[] = {0, 0, 2, 2};
 
     (void)state;
     try_useless_box("blob", 0, square, half);
     try_useless_box("nibbles", 4, flat, inner);
+    try_useless_box("halves", 4, halves, pair); /* the second row begins in the middle of a byte */
 }
 
 static void a_source_of_another_shape_is_refused(void **state)
@@ -576,10 +670,13 @@ int main(void)
         cmocka_unit_test(large_tensors_are_cut_at_blocks_of_the_tensor),
         cmocka_unit_test(chunks_come_in_the_order_of_the_first_source),
         cmocka_unit_test(columns_of_a_whole_tensor_are_one_strided_run_a_chunk),
+        cmocka_unit_test(strided_boxes_are_cut_at_rows),
+        cmocka_unit_test(a_chunk_that_ends_inside_a_slab_goes_on_there),
         cmocka_unit_test(tensors_of_70000_dimensions_take_the_flat_path),
         cmocka_unit_test(ranks_read_from_other_numbers_of_ranks),
         cmocka_unit_test(a_missing_shard_is_a_lost_source_with_the_tensors_name),
         cmocka_unit_test(receivers_with_a_third_of_the_blocks_each_are_one_source_together),
+        cmocka_unit_test(a_shard_that_lacks_a_block_gives_no_block_that_touches_it),
         cmocka_unit_test(boxes_of_unknown_dtypes_and_of_cut_bytes_are_not_used),
         cmocka_unit_test(a_source_of_another_shape_is_refused),
         cmocka_unit_test(nothing_wanted_is_a_plan_without_chunks),

@@ -6,6 +6,7 @@
  */
 #include "plan/atoms.h"
 #include "base/error.h"
+#include "base/pages.h"
 
 #include <inttypes.h>
 #include <stdlib.h>
@@ -255,6 +256,8 @@ static int sort_cuts(struct heft_plan_builder *builder)
         return heft_error_set(builder->error, HEFT_ERR_NO_MEMORY, "no memory to order %" PRIu64 " pieces",
                               count);
     }
+    heft_pages_expect_filled(keys, count * sizeof(*keys));
+    heft_pages_expect_filled(sorted, count * sizeof(*sorted));
     for (index = 0; index < count; index++)
         keys[index] = (struct sort_key){builder->cuts[index].place, builder->cuts[index].offset, index};
     qsort(keys, count, sizeof(*keys), by_place);
@@ -289,6 +292,7 @@ int heft_plan_pack(struct heft_plan_builder *builder)
     if (!plan->pieces)
         return heft_error_set(builder->error, HEFT_ERR_NO_MEMORY, "no memory for %" PRIu64 " pieces",
                               builder->cut_count);
+    heft_pages_expect_filled(plan->pieces, builder->cut_count * sizeof(*plan->pieces));
     for (index = 0; index < builder->cut_count; index++) {
         const struct heft_cut *cut = &builder->cuts[index];
 

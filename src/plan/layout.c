@@ -5,6 +5,7 @@
  */
 #include "plan/plan.h"
 #include "base/error.h"
+#include "base/pages.h"
 #include "plan/geometry.h"
 
 #include <inttypes.h>
@@ -33,6 +34,7 @@ static int layout_new(const struct heft_manifest *reference, uint64_t count, uin
     layout->arena = calloc(1, bytes > 0 ? bytes : 1);
     if (!layout->arena)
         goto fail_memory;
+    heft_pages_expect_filled(layout->arena, table_bytes);
     layout->reference = reference;
     layout->tensors = layout->arena;
     layout->tensor_count = count;
@@ -138,30 +140,47 @@ static int splits(const struct heft_manifest_tensor *tensor, uint32_t ranks, enu
     return parts_are_bytes(tensor, split == HEFT_SPLIT_ROW ? 0 : tensor->rank - 1, ranks);
 }
 
-/* Fills the entry's box at `numbers`; returns how many numbers it took (0: the part is the whole tensor). */
+/* Boxes made before, by the shape's address: a manifest keeps equal shapes once. */
+#define KNOWN_BOXES 64u
+struct known_box {
+    const uint64_t *shape;
+    const uint64_t *numbers;
+    uint32_t rank;
+};
+
+/* Sets the entry's box, written at `numbers` when it is new; returns how many numbers it took. */
 static uint64_t cut_part(const struct heft_manifest_tensor *tensor, struct heft_layout_tensor *entry,
-                         uint32_t rank, uint32_t ranks, enum heft_split split, uint64_t *numbers)
+                         uint32_t rank, uint32_t ranks, enum heft_split split, uint64_t *numbers,
+                         struct known_box known[KNOWN_BOXES])
 {
     uint32_t dim = split == HEFT_SPLIT_ROW ? 0 : tensor->rank - 1, index;
     uint64_t start = part_start(tensor->shape[dim], rank, ranks);
     uint64_t end = part_start(tensor->shape[dim], rank + 1, ranks);
-    uint64_t *size = numbers + tensor->rank;
+    struct known_box *slot = &known[(uintptr_t)tensor->shape / sizeof(uint64_t) % KNOWN_BOXES];
+    uint64_t *size = numbers + tensor->rank, taken = 0;
 
     if (end - start == tensor->shape[dim])
         return 0;
-    for (index = 0; index < tensor->rank; index++)
-        size[index] = tensor->shape[index];
-    numbers[dim] = start;
-    size[dim] = end - start;
-    entry->start = numbers;
-    entry->size = size;
-    return (uint64_t)tensor->rank * 2;
+    if (slot->shape != tensor->shape || slot->rank != tensor->rank) {
+        for (index = 0; index < tensor->rank; index++) {
+            numbers[index] = 0;
+            size[index] = tensor->shape[index];
+        }
+        numbers[dim] = start;
+        size[dim] = end - start;
+        *slot = (struct known_box){.shape = tensor->shape, .numbers = numbers, .rank = tensor->rank};
+        taken = (uint64_t)tensor->rank * 2;
+    }
+    entry->start = slot->numbers;
+    entry->size = slot->numbers + tensor->rank;
+    return taken;
 }
 
 int heft_layout_rank(const struct heft_manifest *reference, uint32_t rank, uint32_t ranks,
                      enum heft_split split, uint64_t align_bytes, struct heft_layout **layout_out,
                      struct heft_error *error)
 {
+    struct known_box known[KNOWN_BOXES] = {0};
     struct heft_layout *layout = NULL;
     uint64_t index, number_count = 0, *numbers;
     int rc = check_align(align_bytes, error);
@@ -187,7 +206,7 @@ int heft_layout_rank(const struct heft_manifest *reference, uint32_t rank, uint3
 
         entry->tensor = index;
         if (splits(tensor, ranks, split))
-            numbers += cut_part(tensor, entry, rank, ranks, split, numbers);
+            numbers += cut_part(tensor, entry, rank, ranks, split, numbers, known);
         rc = entry->start ? heft_shape_bytes(tensor, &entry->size_bytes, error)
                           : heft_global_bytes(tensor, &entry->size_bytes, error);
         if (rc)

@@ -2,6 +2,7 @@
 /* Making and freeing plans: finds each wanted tensor in every source, then atoms, cuts and chunks. */
 #include "plan/plan.h"
 #include "base/error.h"
+#include "base/pages.h"
 #include "plan/atoms.h"
 
 #include <inttypes.h>
@@ -14,7 +15,7 @@
 int heft_plan_grow(void *array_slot, uint64_t *capacity, uint64_t count, uint64_t more, size_t item_bytes,
                    struct heft_error *error)
 {
-    uint64_t need, room, bytes;
+    uint64_t need, room, bytes = 0;
     void *grown = NULL, *array;
 
     if (!__builtin_add_overflow(count, more, &need) && need <= *capacity)
@@ -27,6 +28,7 @@ int heft_plan_grow(void *array_slot, uint64_t *capacity, uint64_t count, uint64_
         grown = realloc(array, bytes);
     if (!grown)
         return heft_error_set(error, HEFT_ERR_NO_MEMORY, "no memory for a plan of %" PRIu64 " parts", room);
+    heft_pages_expect_filled(grown, bytes);
     memcpy(array_slot, &grown, sizeof(grown));
     *capacity = room;
     return HEFT_OK;

@@ -30,12 +30,21 @@ static void small_tensor(struct world *world, struct world_random *random)
     static const uint32_t widths[] = {8, 8, 16, 16, 32, 64, 4, 4, 6, 0};
     struct world_tensor tensor = {.bits = widths[world_below(random, 10)],
                                   .rank = (uint32_t)world_below(random, WORLD_MAX_RANK + 1)};
+    const struct world_tensor *last =
+        world->tensor_count > 0 ? &world->tensors[world->tensor_count - 1] : NULL;
+    int again = last && world_below(random, 3) == 0; /* models repeat their shapes */
     uint64_t elements = 1;
     uint32_t dim;
 
     (void)snprintf(tensor.name, sizeof(tensor.name), "t%u", world->tensor_count);
+    if (again)
+        tensor.rank = last->rank;
     for (dim = 0; dim < tensor.rank; dim++) {
-        tensor.shape[dim] = lengths[world_below(random, 13)];
+        tensor.shape[dim] = again ? last->shape[dim] : lengths[world_below(random, 13)];
+        if (again) {
+            elements *= tensor.shape[dim];
+            continue;
+        }
         if (tensor.shape[dim] == 0 && world_below(random, 4) != 0)
             tensor.shape[dim] = 1;
         if (elements * tensor.shape[dim] > 3000)

@@ -193,7 +193,7 @@ void world_hold(struct world *world, struct world_random *random, const struct w
                 uint32_t files, int holes, struct world_holder *holder_out)
 {
     struct heft_manifest *manifest = heft_manifest_new();
-    uint64_t offsets[WORLD_MAX_TENSORS], at;
+    uint64_t offsets[WORLD_MAX_TENSORS] = {0}, at;
     uint32_t order[WORLD_MAX_TENSORS], place[WORLD_MAX_TENSORS], index, file;
     char name[16];
 

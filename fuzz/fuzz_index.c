@@ -8,7 +8,7 @@
 
 static void check_index(const struct heft_shard_index *index)
 {
-    uint64_t at;
+    uint64_t at, place;
     uint32_t shard;
 
     for (shard = 0; shard < index->shard_count; shard++) {
@@ -17,10 +17,11 @@ static void check_index(const struct heft_shard_index *index)
     }
     for (at = 0; at < index->tensor_count; at++) {
         FUZZ_CHECK(index->tensor_shards[at] < index->shard_count);
-        FUZZ_CHECK(strlen(index->tensor_names[at]) == index->tensor_name_bytes[at]);
-        FUZZ_CHECK(at == 0 || index->tensor_shards[at - 1] < index->tensor_shards[at] ||
-                   (index->tensor_shards[at - 1] == index->tensor_shards[at] &&
-                    strcmp(index->tensor_names[at - 1], index->tensor_names[at]) < 0));
+        FUZZ_CHECK(index->tensor_names[at][index->tensor_name_bytes[at]] == 0);
+        FUZZ_CHECK(heft_index_find(index, index->tensor_names[at], index->tensor_name_bytes[at], &place) ==
+                       1 &&
+                   place == at);
+        FUZZ_CHECK(at == 0 || index->tensor_shards[at - 1] <= index->tensor_shards[at]);
     }
 }
 

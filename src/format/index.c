@@ -1,34 +1,46 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * model.safetensors.index.json: which shard holds which tensor. It comes with the model, so it is hostile
- * input: bounded, no key twice (readers differ in which one counts), no path that leaves the folder.
+ * input: bounded, no key twice (readers differ in which one counts), no path that leaves the folder. Read in
+ * one pass, since large indexes have as many bytes as all headers together.
  */
 #include "format/modeldir.h"
 #include "base/error.h"
+#include "format/json_scan.h"
 #include "format/manifest_arena.h"
 #include "format/manifest_text.h"
 
 #include <inttypes.h>
-#include <jansson.h>
-#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
-struct state {
-    struct heft_format_arena arena;
-    struct heft_map shard_numbers;
-};
+#define USUAL_ENTRY_BYTES 96u /* of a tensor's line: how large the map of names is made at first */
 
 struct entry {
-    const char *name;
+    char *name;
     uint32_t name_bytes;
     uint32_t shard;
 };
 
-static int no_memory(struct heft_error *error)
-{
-    return heft_error_set(error, HEFT_ERR_NO_MEMORY, "out of memory while reading the shard index");
-}
+struct state {
+    struct heft_format_arena arena;
+    struct heft_map names;         /* tensor -> its place in the file */
+    uint64_t *places;              /* from there to its place in the index */
+    struct heft_map shard_numbers; /* shard -> its number */
+};
+
+struct reader {
+    struct heft_json_scan scan;
+    struct heft_shard_index *index;
+    struct state *state;
+    struct entry *entries; /* in the order of the file */
+    uint64_t capacity;
+    uint32_t shard_capacity;
+    char **shards; /* in the order of their first tensors */
+    uint64_t last_shard;
+    int has_map;
+    struct heft_error *error;
+};
 
 void heft_index_free(struct heft_shard_index *index)
 {
@@ -37,135 +49,330 @@ void heft_index_free(struct heft_shard_index *index)
     if (!index)
         return;
     state = index->arena;
+    heft_map_free(&state->names);
     heft_map_free(&state->shard_numbers);
     heft_format_arena_free(&state->arena);
     free(state);
     free(index);
 }
 
+int heft_index_find(const struct heft_shard_index *index, const char *name, size_t name_bytes,
+                    uint64_t *at_out)
+{
+    const struct state *state = index->arena;
+    uint64_t place;
+
+    if (!heft_map_get(&state->names, name, name_bytes, &place))
+        return 0;
+    *at_out = state->places[place];
+    return 1;
+}
+
+/* ---- refusals ---- */
+
+static int no_memory(struct reader *reader)
+{
+    return heft_error_set(reader->error, HEFT_ERR_NO_MEMORY, "out of memory while reading the shard index");
+}
+
+static int refuse(struct reader *reader, const char *what)
+{
+    const uint8_t *at;
+    unsigned long long line = 1;
+
+    for (at = reader->scan.start; at < reader->scan.at; at++)
+        line += *at == '\n';
+    return heft_error_set(reader->error, HEFT_ERR_INDEX_JSON,
+                          "the shard index, line %llu: %s; fetch the file again", line, what);
+}
+
+static int refuse_json(struct reader *reader)
+{
+    return refuse(reader, reader->scan.at == reader->scan.end ? "it ends too early" : reader->scan.reason);
+}
+
+/* ---- the map ---- */
+
+static char *copy_text(struct state *state, const struct heft_json_text *text)
+{
+    char *copy = heft_format_arena_text(&state->arena, (const char *)text->raw, text->bytes);
+
+    if (copy && text->raw_bytes != text->bytes)
+        heft_json_decode(text, copy);
+    return copy;
+}
+
+/* The number of a shard; a new one is checked. Neighbours mostly lie in the same shard. */
+static int shard_number(struct reader *reader, const struct heft_json_text *text, const char *tensor,
+                        uint32_t tensor_bytes, uint32_t *number_out)
+{
+    struct heft_shard_index *index = reader->index;
+    struct heft_quote quote;
+    char *name;
+    int rc;
+
+    if (index->shard_count > 0 && heft_json_equals(text, reader->shards[reader->last_shard],
+                                                   strlen(reader->shards[reader->last_shard]))) {
+        *number_out = (uint32_t)reader->last_shard;
+        return HEFT_OK;
+    }
+    name = copy_text(reader->state, text);
+    if (!name)
+        return no_memory(reader);
+    if (!heft_map_get(&reader->state->shard_numbers, name, text->bytes, &reader->last_shard)) {
+        rc = heft_path_check(name, text->bytes, reader->error);
+        if (rc)
+            return heft_error_prefix(reader->error, rc, "shard index, tensor %s",
+                                     heft_quote_name(&quote, tensor, tensor_bytes));
+        if (index->shard_count == reader->shard_capacity) {
+            uint32_t capacity = reader->shard_capacity ? reader->shard_capacity * 2 : 16;
+            char **shards = realloc(reader->shards, capacity * sizeof(*shards));
+
+            if (!shards)
+                return no_memory(reader);
+            reader->shards = shards;
+            reader->shard_capacity = capacity;
+        }
+        reader->last_shard = index->shard_count;
+        if (heft_map_put(&reader->state->shard_numbers, name, text->bytes, reader->last_shard, NULL, NULL))
+            return no_memory(reader);
+        reader->shards[index->shard_count++] = name;
+    }
+    *number_out = (uint32_t)reader->last_shard;
+    return HEFT_OK;
+}
+
+static int add_entry(struct reader *reader, const struct heft_json_text *key,
+                     const struct heft_json_text *value)
+{
+    struct heft_shard_index *index = reader->index;
+    struct heft_quote quote;
+    struct entry *entry;
+    int rc, existed = 0;
+
+    if (index->tensor_count == HEFT_MANIFEST_MAX_TENSORS)
+        return heft_error_set(reader->error, HEFT_ERR_TOO_MANY, "the shard index names more than %u tensors",
+                              HEFT_MANIFEST_MAX_TENSORS);
+    if (index->tensor_count == reader->capacity) {
+        uint64_t capacity = reader->capacity ? reader->capacity * 2 : 256;
+        struct entry *entries = realloc(reader->entries, (size_t)capacity * sizeof(*entries));
+
+        if (!entries)
+            return no_memory(reader);
+        reader->entries = entries;
+        reader->capacity = capacity;
+    }
+    entry = &reader->entries[index->tensor_count];
+    entry->name = copy_text(reader->state, key);
+    entry->name_bytes = key->bytes;
+    if (!entry->name || heft_map_put(&reader->state->names, entry->name, entry->name_bytes,
+                                     index->tensor_count, &existed, NULL))
+        return no_memory(reader);
+    if (existed)
+        return heft_error_set(reader->error, HEFT_ERR_INDEX_JSON,
+                              "the shard index has a duplicate key: tensor %s stands twice",
+                              heft_quote_name(&quote, entry->name, entry->name_bytes));
+    rc = shard_number(reader, value, entry->name, entry->name_bytes, &entry->shard);
+    if (!rc)
+        index->tensor_count++;
+    return rc;
+}
+
+/* `at` stands behind the opening brace. */
+static int read_map(struct reader *reader)
+{
+    struct heft_json_scan *scan = &reader->scan;
+    struct heft_json_text key, value;
+    int more = 1, rc;
+
+    if (heft_json_peek(scan) == '}') {
+        scan->at++;
+        return HEFT_OK;
+    }
+    while (more) {
+        if (heft_json_key(scan, &key))
+            return refuse_json(reader);
+        if (heft_json_peek(scan) != '"')
+            return refuse(reader, "a tensor whose file is not a string");
+        if (heft_json_string(scan, &value))
+            return refuse_json(reader);
+        rc = add_entry(reader, &key, &value);
+        if (rc)
+            return rc;
+        more = heft_json_next(scan, '}');
+        if (more < 0)
+            return refuse_json(reader);
+    }
+    return HEFT_OK;
+}
+
+/* ---- the rest of the document ---- */
+
+/* Only a hint, and wrong in the wild: what is not a plain number is passed over. */
+static int read_metadata(struct reader *reader)
+{
+    struct heft_json_scan *scan = &reader->scan;
+    struct heft_json_text key;
+    uint64_t value;
+    int more = 1, byte, rc;
+
+    if (heft_json_peek(scan) == '}') {
+        scan->at++;
+        return HEFT_OK;
+    }
+    while (more) {
+        if (heft_json_key(scan, &key))
+            return refuse_json(reader);
+        byte = heft_json_peek(scan);
+        if (heft_json_equals(&key, "total_size", 10) && (byte == '-' || (byte >= '0' && byte <= '9'))) {
+            rc = heft_json_integer(scan, &value);
+            if (rc == 0)
+                reader->index->total_size = value;
+        } else {
+            rc = heft_json_skip(scan, 2);
+        }
+        if (rc < 0)
+            return refuse_json(reader);
+        more = heft_json_next(scan, '}');
+        if (more < 0)
+            return refuse_json(reader);
+    }
+    return HEFT_OK;
+}
+
+static int read_member(struct reader *reader, const struct heft_json_text *key)
+{
+    struct heft_json_scan *scan = &reader->scan;
+    int byte = heft_json_peek(scan);
+
+    if (heft_json_equals(key, "weight_map", 10)) {
+        if (reader->has_map)
+            return refuse(reader, "a duplicate key: \"weight_map\" stands twice");
+        if (byte != '{')
+            return refuse(reader, "\"weight_map\" is not an object");
+        reader->has_map = 1;
+        scan->at++;
+        return read_map(reader);
+    }
+    if (heft_json_equals(key, "metadata", 8) && byte == '{') {
+        scan->at++;
+        return read_metadata(reader);
+    }
+    return heft_json_skip(scan, 1) ? refuse_json(reader) : HEFT_OK;
+}
+
+static int read_document(struct reader *reader)
+{
+    struct heft_json_scan *scan = &reader->scan;
+    struct heft_json_text key;
+    int more = 1, rc;
+
+    if (heft_json_peek(scan) != '{')
+        return refuse(reader, "it is not a JSON object");
+    scan->at++;
+    if (heft_json_peek(scan) == '}') {
+        scan->at++;
+        more = 0;
+    }
+    while (more) {
+        if (heft_json_key(scan, &key))
+            return refuse_json(reader);
+        rc = read_member(reader, &key);
+        if (rc)
+            return rc;
+        more = heft_json_next(scan, '}');
+        if (more < 0)
+            return refuse_json(reader);
+    }
+    if (heft_json_peek(scan) >= 0)
+        return refuse(reader, "something stands behind its end");
+    return reader->has_map ? HEFT_OK : refuse(reader, "it has no \"weight_map\"");
+}
+
+/* ---- sorting ---- */
+
 static int compare_texts(const void *left, const void *right)
 {
     return strcmp(*(char *const *)left, *(char *const *)right);
 }
 
-static int compare_entries(const void *left, const void *right)
+/* Shards by name; the entries' numbers follow. */
+static int sort_shards(struct reader *reader)
 {
-    const struct entry *l = left, *r = right;
-
-    if (l->shard != r->shard)
-        return l->shard < r->shard ? -1 : 1;
-    return strcmp(l->name, r->name);
-}
-
-/* Collects the shards' names, each once, checks them, and sorts them. */
-static int read_shards(struct heft_shard_index *index, json_t *weight_map, struct heft_error *error)
-{
-    struct state *state = index->arena;
-    struct heft_quote quote;
-    const char *tensor, *shard;
-    uint64_t known;
-    json_t *value;
-    uint32_t number;
-    int rc;
+    struct heft_shard_index *index = reader->index;
+    struct state *state = reader->state;
+    uint32_t number, *new_numbers = malloc(((size_t)index->shard_count + 1) * sizeof(*new_numbers));
+    uint64_t old = 0, at;
 
     index->shards =
-        heft_format_arena_array(&state->arena, json_object_size(weight_map) + 1, sizeof(*index->shards));
-    if (!index->shards)
-        return no_memory(error);
-    json_object_foreach(weight_map, tensor, value)
-    {
-        shard = json_string_value(value);
-        if (!shard)
-            return heft_error_set(error, HEFT_ERR_INDEX_JSON, "the shard index gives tensor %s no file name",
-                                  heft_quote_text(&quote, tensor));
-        if (heft_map_get(&state->shard_numbers, shard, json_string_length(value), &known))
-            continue;
-        rc = heft_path_check(shard, json_string_length(value), error);
-        if (rc)
-            return heft_error_prefix(error, rc, "shard index, tensor %s", heft_quote_text(&quote, tensor));
-        index->shards[index->shard_count] =
-            heft_format_arena_text(&state->arena, shard, json_string_length(value));
-        if (!index->shards[index->shard_count] ||
-            heft_map_put(&state->shard_numbers, index->shards[index->shard_count], json_string_length(value),
-                         0, NULL, NULL))
-            return no_memory(error);
-        index->shard_count++;
+        heft_format_arena_array(&state->arena, (uint64_t)index->shard_count + 1, sizeof(*index->shards));
+    if (!new_numbers || !index->shards) {
+        free(new_numbers);
+        return no_memory(reader);
     }
-    qsort(index->shards, index->shard_count, sizeof(*index->shards), compare_texts);
+    if (index->shard_count) {
+        memcpy(index->shards, reader->shards, index->shard_count * sizeof(*index->shards));
+        qsort(index->shards, index->shard_count, sizeof(*index->shards), compare_texts);
+    }
     for (number = 0; number < index->shard_count; number++)
-        if (heft_map_put(&state->shard_numbers, index->shards[number], strlen(index->shards[number]), number,
-                         NULL, NULL))
-            return no_memory(error);
+        if (heft_map_get(&state->shard_numbers, index->shards[number], strlen(index->shards[number]), &old))
+            new_numbers[old] = number;
+    for (at = 0; at < index->tensor_count; at++)
+        reader->entries[at].shard = new_numbers[reader->entries[at].shard];
+    free(new_numbers);
     return HEFT_OK;
 }
 
-static int read_tensors(struct heft_shard_index *index, json_t *weight_map, struct heft_error *error)
+/* Tensors by shard, within each in the file's order: counted, then dealt out. */
+static int deal_tensors(struct reader *reader)
 {
-    struct state *state = index->arena;
-    size_t count = json_object_size(weight_map), at = 0;
-    struct entry *entries = malloc((count + 1) * sizeof(*entries));
-    const char *tensor;
-    uint64_t shard = 0;
-    json_t *value;
-    int rc = HEFT_ERR_NO_MEMORY;
+    struct heft_shard_index *index = reader->index;
+    uint64_t *ends = calloc((size_t)index->shard_count + 2, sizeof(*ends)), at;
+    uint32_t shard;
 
-    index->tensor_names = heft_format_arena_array(&state->arena, count + 1, sizeof(*index->tensor_names));
-    index->tensor_name_bytes =
-        heft_format_arena_array(&state->arena, count + 1, sizeof(*index->tensor_name_bytes));
-    index->tensor_shards = heft_format_arena_array(&state->arena, count + 1, sizeof(*index->tensor_shards));
-    if (!entries || !index->tensor_names || !index->tensor_name_bytes || !index->tensor_shards)
-        goto done;
-    json_object_foreach(weight_map, tensor, value)
-    {
-        if (at == count ||
-            !heft_map_get(&state->shard_numbers, json_string_value(value), json_string_length(value), &shard))
-            break;
-        entries[at++] = (struct entry){tensor, (uint32_t)strlen(tensor), (uint32_t)shard};
-    }
-    qsort(entries, at, sizeof(*entries), compare_entries);
-    for (index->tensor_count = 0; index->tensor_count < at; index->tensor_count++) {
-        const struct entry *entry = &entries[index->tensor_count];
-        char *copy = heft_format_arena_text(&state->arena, entry->name, entry->name_bytes);
+    if (!ends)
+        return no_memory(reader);
+    for (at = 0; at < index->tensor_count; at++)
+        ends[reader->entries[at].shard + 1]++;
+    for (shard = 0; shard < index->shard_count; shard++)
+        ends[shard + 1] += ends[shard];
+    for (at = 0; at < index->tensor_count; at++) {
+        const struct entry *entry = &reader->entries[at];
+        uint64_t place = ends[entry->shard]++;
 
-        if (!copy)
-            goto done;
-        index->tensor_names[index->tensor_count] = copy;
-        index->tensor_name_bytes[index->tensor_count] = entry->name_bytes;
-        index->tensor_shards[index->tensor_count] = entry->shard;
+        index->tensor_names[place] = entry->name;
+        index->tensor_name_bytes[place] = entry->name_bytes;
+        index->tensor_shards[place] = entry->shard;
+        reader->state->places[at] = place;
     }
-    rc = HEFT_OK;
-done:
-    free(entries);
-    return rc ? no_memory(error) : HEFT_OK;
+    free(ends);
+    return HEFT_OK;
 }
 
-static int read_index(struct heft_shard_index *index, json_t *root, struct heft_error *error)
+static int finish(struct reader *reader)
 {
-    json_t *weight_map = json_object_get(root, "weight_map");
-    double total = json_number_value(json_object_get(json_object_get(root, "metadata"), "total_size"));
-    int rc;
+    struct heft_shard_index *index = reader->index;
+    struct heft_format_arena *arena = &reader->state->arena;
+    uint64_t count = index->tensor_count;
+    int rc = sort_shards(reader);
 
-    if (!json_is_object(weight_map))
-        return heft_error_set(error, HEFT_ERR_INDEX_JSON,
-                              "the shard index has no \"weight_map\" object; fetch the file again");
-    if (json_object_size(weight_map) > HEFT_MANIFEST_MAX_TENSORS)
-        return heft_error_set(error, HEFT_ERR_TOO_MANY, "the shard index names %zu tensors; the limit is %u",
-                              json_object_size(weight_map), HEFT_MANIFEST_MAX_TENSORS);
-    if (isfinite(total) && total > 0 && total < 0x1p63)
-        index->total_size = (uint64_t)total;
-    rc = read_shards(index, weight_map, error);
-    return rc ? rc : read_tensors(index, weight_map, error);
+    if (rc)
+        return rc;
+    index->tensor_names = heft_format_arena_array(arena, count + 1, sizeof(*index->tensor_names));
+    index->tensor_name_bytes = heft_format_arena_array(arena, count + 1, sizeof(*index->tensor_name_bytes));
+    index->tensor_shards = heft_format_arena_array(arena, count + 1, sizeof(*index->tensor_shards));
+    reader->state->places = heft_format_arena_array(arena, count + 1, sizeof(*reader->state->places));
+    if (!index->tensor_names || !index->tensor_name_bytes || !index->tensor_shards || !reader->state->places)
+        return no_memory(reader);
+    return deal_tensors(reader);
 }
 
-int heft_index_parse(const void *json, size_t size, struct heft_shard_index **index_out,
-                     struct heft_error *error)
+/* ---- */
+
+static int check_text(const void *json, size_t size, struct heft_error *error)
 {
     static const char pointer[] = "version https://git-lfs";
-    struct heft_shard_index *index;
-    struct state *state;
-    json_error_t where;
-    json_t *root;
-    int rc;
+    size_t valid;
 
     if (size > HEFT_INDEX_MAX_BYTES)
         return heft_error_set(error, HEFT_ERR_TOO_LARGE,
@@ -175,29 +382,42 @@ int heft_index_parse(const void *json, size_t size, struct heft_shard_index **in
         return heft_error_set(
             error, HEFT_ERR_LFS_POINTER,
             "a Git LFS pointer stands where the shard index should be; run \"git lfs pull\"");
-    /* Numbers are hints only and some are larger than 63 bits: as reals they can't refuse an index. */
-    root = json_loadb(json, size, JSON_REJECT_DUPLICATES | JSON_DECODE_INT_AS_REAL, &where);
-    if (!root && json_error_code(&where) == json_error_out_of_memory)
-        return no_memory(error);
-    if (!root)
-        return heft_error_set(error, HEFT_ERR_INDEX_JSON, "the shard index is not valid JSON: line %d: %s",
-                              where.line, where.text);
-    index = calloc(1, sizeof(*index));
-    state = calloc(1, sizeof(*state));
-    if (!index || !state) {
-        free(index);
-        free(state);
-        json_decref(root);
-        return no_memory(error);
+    valid = heft_utf8_span(json, size);
+    if (valid != size)
+        return heft_error_set(error, HEFT_ERR_INDEX_JSON,
+                              "the shard index is not UTF-8 at byte %zu; fetch the file again", valid);
+    return HEFT_OK;
+}
+
+int heft_index_parse(const void *json, size_t size, struct heft_shard_index **index_out,
+                     struct heft_error *error)
+{
+    struct reader reader = {.error = error};
+    int rc = check_text(json, size, error);
+
+    if (rc)
+        return rc;
+    reader.index = calloc(1, sizeof(*reader.index));
+    reader.state = calloc(1, sizeof(*reader.state));
+    if (!reader.index || !reader.state) {
+        free(reader.index);
+        free(reader.state);
+        return no_memory(&reader);
     }
-    heft_map_init(&state->shard_numbers);
-    index->arena = state;
-    rc = read_index(index, root, error);
-    json_decref(root);
+    reader.index->arena = reader.state;
+    heft_map_init(&reader.state->names);
+    heft_map_init(&reader.state->shard_numbers);
+    heft_json_init(&reader.scan, json, size);
+    rc = heft_map_reserve(&reader.state->names, size / USUAL_ENTRY_BYTES) ? no_memory(&reader)
+                                                                          : read_document(&reader);
+    if (!rc)
+        rc = finish(&reader);
+    free(reader.entries);
+    free(reader.shards);
     if (rc) {
-        heft_index_free(index);
+        heft_index_free(reader.index);
         return rc;
     }
-    *index_out = index;
+    *index_out = reader.index;
     return HEFT_OK;
 }

@@ -14,8 +14,7 @@
 
 struct assignment {
     const struct heft_shard_index *index;
-    struct heft_map tensors; /* name -> place in the index */
-    uint8_t *found;          /* one byte a tensor of the index */
+    uint8_t *found; /* one byte a tensor of the index */
 };
 
 static int no_memory(struct heft_error *error)
@@ -23,32 +22,14 @@ static int no_memory(struct heft_error *error)
     return heft_error_set(error, HEFT_ERR_NO_MEMORY, "out of memory while building a model's manifest");
 }
 
-static void close_assignment(struct assignment *assignment)
-{
-    heft_map_free(&assignment->tensors);
-    free(assignment->found);
-}
-
 static int open_assignment(struct assignment *assignment, const struct heft_shard_index *index,
                            struct heft_error *error)
 {
-    uint64_t at;
-
     *assignment = (struct assignment){.index = index};
-    heft_map_init(&assignment->tensors);
     if (!index)
         return HEFT_OK;
     assignment->found = calloc((size_t)index->tensor_count + 1, 1);
-    if (!assignment->found || heft_map_reserve(&assignment->tensors, (size_t)index->tensor_count))
-        goto fail;
-    for (at = 0; at < index->tensor_count; at++)
-        if (heft_map_put(&assignment->tensors, index->tensor_names[at], index->tensor_name_bytes[at], at,
-                         NULL, NULL))
-            goto fail;
-    return HEFT_OK;
-fail:
-    close_assignment(assignment);
-    return no_memory(error);
+    return assignment->found ? HEFT_OK : no_memory(error);
 }
 
 /* Whether the index gives this tensor to this shard. */
@@ -58,7 +39,7 @@ static int belongs(struct assignment *assignment, const char *shard, const struc
 
     if (!assignment->index)
         return 1;
-    if (!heft_map_get(&assignment->tensors, tensor->name, tensor->name_bytes, &at) ||
+    if (!heft_index_find(assignment->index, tensor->name, tensor->name_bytes, &at) ||
         strcmp(assignment->index->shards[assignment->index->tensor_shards[at]], shard) != 0)
         return 0;
     assignment->found[at] = 1;
@@ -173,7 +154,7 @@ int heft_dir_manifest(const struct heft_dir_shard *shards, uint32_t shard_count,
     if (ignored_out)
         *ignored_out = ignored;
 done:
-    close_assignment(&assignment);
+    free(assignment.found);
     return rc;
 }
 

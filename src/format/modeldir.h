@@ -26,7 +26,7 @@ struct heft_dir_entry {
 
 /* "weight_map" of model.safetensors.index.json. */
 struct heft_shard_index {
-    char **tensor_names; /* sorted by (shard, name) */
+    char **tensor_names; /* sorted by shard, within one as in the file */
     uint32_t *tensor_name_bytes;
     uint32_t *tensor_shards; /* index in shards */
     uint64_t tensor_count;
@@ -40,6 +40,9 @@ struct heft_shard_index {
 int heft_index_parse(const void *json, size_t size, struct heft_shard_index **index_out,
                      struct heft_error *error);
 void heft_index_free(struct heft_shard_index *index);
+/* 1 when the index names this tensor; its place in the arrays. */
+int heft_index_find(const struct heft_shard_index *index, const char *name, size_t name_bytes,
+                    uint64_t *at_out);
 
 /* 0 when `path` is relative, stays inside, and has no empty, ".", ".." parts, NUL, backslash or control
  * characters. */

@@ -59,6 +59,12 @@ struct heft_load_options {
     struct heft_directory *directory; /* NULL: none */
     const struct heft_load_peer *peers;
     uint32_t peer_count;
+    /*
+     * Asks for exactly this identity: what an engine holds after processing, by its stage, fingerprint, rank
+     * and pairs. Model and revision are required in it; `model` may then be NULL, and files are a source of
+     * the raw stage only. NULL: the raw form of `model`.
+     */
+    const struct heft_model_identity *identity;
     const char *self;        /* a replica name never chosen as source (its own, after a restart) */
     uint64_t max_host_bytes; /* staging memory; 0: 256 MiB; at least 16 MiB */
     uint64_t deadline_ms;    /* 0: 10 minutes */
@@ -69,7 +75,7 @@ struct heft_load_options {
 #define HEFT_LOAD_OPTIONS_INIT                                                                             \
     {                                                                                                      \
         sizeof(struct heft_load_options), 0, HEFT_MODEL_OPTIONS_INIT, 0, 0, 0, 0, (enum heft_load_split)0, \
-            0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0                                                             \
+            0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0                                                          \
     }
 
 struct heft_load_progress {
@@ -80,7 +86,8 @@ struct heft_load_progress {
     uint32_t sources_active, sources_lost;
 };
 
-/* Begins in the background. The options are copied; targets, agent and directory stay the caller's. */
+/* Begins in the background. The options are copied; targets, identity, agent and directory stay the caller's
+ * and must live until the load has ended. */
 int heft_load_start(const struct heft_load_options *options, struct heft_load **load_out,
                     struct heft_error *error);
 void heft_load_get_progress(struct heft_load *load, struct heft_load_progress *progress_out);

@@ -502,7 +502,7 @@ static int copy_options(struct heft_load *load, const struct heft_load_options *
     char *at;
 
     memcpy(o, given, size);
-    if (!o->model || !o->model[0])
+    if ((!o->model || !o->model[0]) && !o->identity)
         return heft_error_set(error, HEFT_ERR_INVALID, "no model is named");
     bytes = string_bytes(o->model) + string_bytes(o->source) + string_bytes(o->require) +
             string_bytes(o->self) + string_bytes(o->model_options.revision) +

@@ -50,6 +50,10 @@ struct found_all {
     struct heft_found found;
     struct hunt hunt;
     struct heft_record_list records;
+    struct heft_identity wanted; /* what is known of it: model "" when nothing is */
+    int exact;                   /* every field of wanted was given by the caller */
+    struct heft_identity_pair pairs[HEFT_IDENTITY_MAX_PAIRS];
+    char name[512], revision[256];
 };
 
 int heft_sources_parse(const char *text, int *files_out, int *peers_out, struct heft_error *error)
@@ -246,7 +250,8 @@ static int is_self(const struct heft_load_options *options, struct heft_agent *a
 static int ask_directory(const struct heft_load_options *options, struct found_all *all,
                          const struct heft_identity *wanted, struct heft_error *error)
 {
-    struct heft_record_query query = {.model = wanted->model, .revision = wanted->revision, .stage = "raw"};
+    struct heft_record_query query = {
+        .model = wanted->model, .revision = wanted->revision, .stage = wanted->stage};
     const char *revision = NULL;
     size_t index;
     int rc;
@@ -264,6 +269,13 @@ static int ask_directory(const struct heft_load_options *options, struct found_a
 
         if (is_self(options, all->hunt.agent, record))
             continue;
+        if (all->exact && heft_identity_compare(wanted, &record->identity, error)) {
+            struct heft_source *other = add_source(&all->found, HEFT_SOURCE_PEER, record->name);
+
+            if (other)
+                refuse(other, error);
+            continue;
+        }
         if (revision && strcmp(revision, record->identity.revision) != 0)
             return heft_error_set(
                 error, HEFT_ERR_INCOMPATIBLE,
@@ -393,8 +405,11 @@ static void accept_peers(struct found_all *all, const struct heft_identity *want
             refuse(source, &candidate->error);
             continue;
         }
-        rc = found->reference ? heft_manifest_compare(found->reference, source->manifest, &error)
-                              : compare_with_hub_name(wanted, source->manifest, &error);
+        if (found->reference)
+            rc = heft_manifest_compare(found->reference, source->manifest, &error);
+        else
+            rc = all->exact ? heft_identity_compare(wanted, &source->manifest->identity, &error)
+                            : compare_with_hub_name(wanted, source->manifest, &error);
         if (!rc && with_digests)
             rc = compare_digests(with_digests, source->manifest, &error);
         regions = rc ? NULL : calloc(source->manifest->file_count + 1, sizeof(*regions));
@@ -439,6 +454,7 @@ static int nothing_found(const struct heft_load_options *options, const struct h
 {
     char text[HEFT_ERROR_TEXT_BYTES] = "";
     const struct heft_source *only = NULL;
+    const char *what = options->model ? options->model : options->identity->model;
     size_t used = 0;
     uint32_t index, tried = 0;
     int code = HEFT_ERR_NOT_FOUND;
@@ -461,28 +477,117 @@ static int nothing_found(const struct heft_load_options *options, const struct h
         return heft_error_set(error, HEFT_ERR_NOT_FOUND,
                               "no replica of %s is known%s%s: serve one (heft serve), or allow "
                               "files as a source",
-                              options->model, options->directory ? " to " : ": no directory is named",
+                              what, options->directory ? " to " : ": no directory is named",
                               options->directory ? options->directory->address : "");
     if (tried == 1) {
         *error = only->reason;
         return error->code;
     }
-    return heft_error_set(error, code, "no source for %s: %s", options->model, text);
+    return heft_error_set(error, code, "no source for %s: %s", what, text);
 }
 
-/* What the caller wants, as far as it is known: from the files, else from the reference itself. */
-static void wanted_identity(const struct heft_load_options *options, const struct heft_found *found,
-                            const struct heft_ref *ref, struct heft_identity *wanted)
+/* The caller's words as an identity; the pairs lie in pairs_out. */
+static int given_identity(const struct heft_model_identity *given, struct heft_identity *identity_out,
+                          struct heft_identity_pair *pairs_out, struct heft_error *error)
 {
+    uint32_t index;
+
+    if (!given->model || !given->model[0] || !given->revision || !given->revision[0])
+        return heft_error_set(error, HEFT_ERR_INVALID, "the wanted identity needs a model and a revision");
+    if (given->pair_count > HEFT_IDENTITY_MAX_PAIRS)
+        return heft_error_set(error, HEFT_ERR_TOO_MANY, "an identity has at most %u pairs, not %u",
+                              HEFT_IDENTITY_MAX_PAIRS, given->pair_count);
+    for (index = 0; index < given->pair_count; index++)
+        pairs_out[index] = (struct heft_identity_pair){given->keys[index], given->values[index]};
+    *identity_out = (struct heft_identity){
+        .model = given->model,
+        .revision = given->revision,
+        .stage = given->stage && given->stage[0] ? given->stage : "raw",
+        .engine = given->engine ? given->engine : "",
+        .rank = given->rank ? given->rank : "",
+        .pairs = pairs_out,
+        .pair_count = given->pair_count,
+    };
+    return HEFT_OK;
+}
+
+/* The files' part: their identity, or what the reference's text alone tells, in all->wanted. */
+static int find_wanted(const struct heft_load_options *options, struct found_all *all, int files,
+                       struct heft_error *error)
+{
+    struct heft_identity *wanted = &all->wanted;
+    struct heft_found *found = &all->found;
+    struct heft_ref ref;
+    int rc;
+
     *wanted = (struct heft_identity){.model = "", .revision = "", .stage = "raw", .engine = "", .rank = ""};
-    if (found->reference) {
+    if (options->identity) {
+        rc = given_identity(options->identity, wanted, all->pairs, error);
+        if (rc)
+            return rc;
+        all->exact = 1;
+        if (!options->model || strcmp(wanted->stage, "raw") != 0)
+            return HEFT_OK; /* files hold the raw stage only */
+    }
+    rc = heft_ref_parse(options->model, &ref, error);
+    /* Files are opened even when only peers may supply bytes: they tell which model is meant. */
+    if (!rc)
+        rc = find_files(options, all->hunt.agent, found, error);
+    if (rc)
+        return rc;
+    if (found->sources[0]->state == HEFT_SOURCE_READY && all->exact) {
+        rc = heft_identity_compare(wanted, &found->opened->manifest->identity, error);
+        if (rc)
+            refuse(found->sources[0], error);
+    }
+    if (found->sources[0]->state == HEFT_SOURCE_READY) {
+        found->reference = found->opened->manifest;
         *wanted = found->reference->identity;
-        return;
+        if (!files) {
+            found->sources[0]->state = HEFT_SOURCE_REFUSED;
+            found->sources[0]->excluded = 1;
+            heft_error_set(&found->sources[0]->reason, HEFT_ERR_DENIED, "not among the sources asked for");
+        }
+    } else if (!all->exact && ref.kind == HEFT_REF_HUB) {
+        (void)snprintf(all->name, sizeof(all->name), "%s", ref.name);
+        (void)snprintf(all->revision, sizeof(all->revision), "%s",
+                       options->model_options.revision ? options->model_options.revision : ref.revision);
+        wanted->model = all->name;
+        wanted->revision = all->revision;
     }
-    if (ref->kind == HEFT_REF_HUB) {
-        wanted->model = ref->name;
-        wanted->revision = options->model_options.revision ? options->model_options.revision : ref->revision;
+    return HEFT_OK;
+}
+
+static int find_peers(const struct heft_load_options *options, struct found_all *all,
+                      struct heft_error *error)
+{
+    int has_files = all->found.reference != NULL && !all->found.sources[0]->excluded;
+    uint32_t index;
+    int rc;
+
+    for (index = 0; index < options->peer_count; index++)
+        if (!add_candidate(all,
+                           options->peers[index].name ? options->peers[index].name
+                                                      : options->peers[index].addresses,
+                           "named by the caller", &options->peers[index]))
+            break;
+    if (options->directory && all->wanted.model[0]) {
+        rc = ask_directory(options, all, &all->wanted, error);
+        if (rc && (!has_files || rc == HEFT_ERR_INCOMPATIBLE))
+            return rc;
+        if (rc) {
+            struct heft_source *source = add_source(&all->found, HEFT_SOURCE_PEER, "directory");
+
+            heft_log(HEFT_LOG_WARN, "%s; loading without replicas", error->text);
+            if (source)
+                refuse(source, error);
+        }
     }
+    if (all->hunt.count > 0) {
+        connect_all(all);
+        accept_peers(all, &all->wanted);
+    }
+    return HEFT_OK;
 }
 
 int heft_sources_find(const struct heft_load_options *options, struct heft_agent *agent,
@@ -490,10 +595,7 @@ int heft_sources_find(const struct heft_load_options *options, struct heft_agent
 {
     struct found_all *all = calloc(1, sizeof(*all));
     struct heft_error local = HEFT_ERROR_INIT;
-    struct heft_identity wanted;
-    struct heft_ref ref = {.kind = HEFT_REF_PATH};
     int files = 0, peers = 0, rc;
-    uint32_t index;
 
     if (!error)
         error = &local;
@@ -506,55 +608,20 @@ int heft_sources_find(const struct heft_load_options *options, struct heft_agent
     rc = all->hunt.candidates ? heft_sources_parse(options->source, &files, &peers, error)
                               : heft_error_set(error, HEFT_ERR_NO_MEMORY, "looking for sources");
     if (!rc)
-        rc = heft_ref_parse(options->model, &ref, error);
-    /* Files are opened even when only peers may supply bytes: they tell which model is meant. */
-    if (!rc)
-        rc = find_files(options, agent, &all->found, error);
-    if (rc)
-        goto fail;
-    if (all->found.sources[0]->state == HEFT_SOURCE_READY) {
-        all->found.reference = all->found.opened->manifest;
-        if (!files) {
-            all->found.sources[0]->state = HEFT_SOURCE_REFUSED;
-            all->found.sources[0]->excluded = 1;
-            heft_error_set(&all->found.sources[0]->reason, HEFT_ERR_DENIED,
-                           "not among the sources asked for");
-        }
+        rc = find_wanted(options, all, files, error);
+    if (!rc && peers)
+        rc = find_peers(options, all, error);
+    if (!rc) {
+        sort_ready_first(&all->found);
+        if (all->found.ready == 0)
+            rc = nothing_found(options, &all->found, error);
     }
-    wanted_identity(options, &all->found, &ref, &wanted);
-    for (index = 0; peers && index < options->peer_count; index++)
-        if (!add_candidate(all,
-                           options->peers[index].name ? options->peers[index].name
-                                                      : options->peers[index].addresses,
-                           "named by the caller", &options->peers[index]))
-            break;
-    if (peers && options->directory && wanted.model[0]) {
-        rc = ask_directory(options, all, &wanted, error);
-        if (rc && (all->found.sources[0]->state != HEFT_SOURCE_READY || rc == HEFT_ERR_INCOMPATIBLE))
-            goto fail;
-        if (rc) {
-            struct heft_source *source = add_source(&all->found, HEFT_SOURCE_PEER, "directory");
-
-            heft_log(HEFT_LOG_WARN, "%s; loading without replicas", error->text);
-            if (source)
-                refuse(source, error);
-        }
-    }
-    if (all->hunt.count > 0) {
-        connect_all(all);
-        accept_peers(all, &wanted);
-    }
-    sort_ready_first(&all->found);
-    if (all->found.ready == 0) {
-        rc = nothing_found(options, &all->found, error);
-        goto fail;
+    if (rc) {
+        heft_sources_free(&all->found);
+        return rc;
     }
     *found_out = &all->found;
     return HEFT_OK;
-
-fail:
-    heft_sources_free(&all->found);
-    return rc;
 }
 
 void heft_sources_free(struct heft_found *found)

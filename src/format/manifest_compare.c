@@ -30,18 +30,25 @@ static void differ(struct diff *diff, const char *format, ...)
     size_t size;
     va_list args;
 
-    diff->count++;
-    if (diff->shown == SHOWN_DIFFERENCES)
-        return;
     va_start(args, format);
     (void)vsnprintf(one, sizeof(one), format, args);
     va_end(args);
+    diff->count++;
+    if (diff->shown == SHOWN_DIFFERENCES)
+        return;
     size = strlen(one) + strlen(comma);
     if (diff->shown > 0 && diff->used + size >= sizeof(diff->text))
         return;
     (void)snprintf(diff->text + diff->used, sizeof(diff->text) - diff->used, "%s%s", comma, one);
     diff->used = strlen(diff->text);
     diff->shown++;
+}
+
+/* Counts a difference that has no room: millions of them must not cost a sentence each. */
+static int is_full(struct diff *diff)
+{
+    diff->count += diff->shown == SHOWN_DIFFERENCES;
+    return diff->shown == SHOWN_DIFFERENCES;
 }
 
 static int report(const struct diff *diff, const char *what, struct heft_error *error)
@@ -190,18 +197,19 @@ int heft_manifest_compare(const struct heft_manifest *left, const struct heft_ma
 
         other = heft_manifest_find(right, tensor->name, tensor->name_bytes);
         if (other == UINT64_MAX) {
-            differ(&diff, "tensor %s is not offered",
-                   heft_quote_name(&name, tensor->name, tensor->name_bytes));
+            if (!is_full(&diff))
+                differ(&diff, "tensor %s is not offered",
+                       heft_quote_name(&name, tensor->name, tensor->name_bytes));
             continue;
         }
         found++;
-        if (!same_tensor(tensor, &right->tensors[other]))
+        if (!same_tensor(tensor, &right->tensors[other]) && !is_full(&diff))
             describe(&diff, tensor, &right->tensors[other]);
     }
     for (index = 0; found < right->tensor_count && index < right->tensor_count; index++) {
         const struct heft_manifest_tensor *tensor = &right->tensors[index];
 
-        if (heft_manifest_find(left, tensor->name, tensor->name_bytes) == UINT64_MAX)
+        if (heft_manifest_find(left, tensor->name, tensor->name_bytes) == UINT64_MAX && !is_full(&diff))
             differ(&diff, "tensor %s is offered but not wanted",
                    heft_quote_name(&name, tensor->name, tensor->name_bytes));
     }

@@ -123,6 +123,7 @@ static int read_folder(const struct heft_place *place, struct heft_listing *list
             (void)close(fd);
         return rc;
     }
+    /* cppcheck-suppress readdirCalled ; the stream is this call's own */
     for (errno = 0; !rc && (entry = readdir(folder)) != NULL; errno = 0) {
         enum heft_entry_kind kind = HEFT_ENTRY_OTHER;
         uint64_t size_bytes = 0;
@@ -244,26 +245,31 @@ static int load_index(const struct heft_place *place, int ignore_index, struct h
     return add_nested_shards(place, listing, error);
 }
 
+static int choose_files(const struct heft_place *place, int ignore_index, struct heft_listing *listing,
+                        struct heft_error *error)
+{
+    int rc = read_folder(place, listing, error);
+
+    if (!rc)
+        rc = load_index(place, ignore_index, listing, error);
+    if (rc)
+        return rc;
+    if (ignore_index)
+        return heft_dir_choose_present(listing->entries, listing->count, listing->index, &listing->choice,
+                                       error);
+    return heft_dir_choose(listing->entries, listing->count, listing->index, &listing->choice, error);
+}
+
 int heft_listing_make(const struct heft_place *place, const struct heft_model_options *options,
                       struct heft_listing *listing_out, struct heft_error *error)
 {
-    int ignore_index = options ? options->ignore_index : 0;
-    struct heft_listing listing = {0};
-    int rc = read_folder(place, &listing, error);
+    int ignore_index = options ? options->ignore_index : 0, rc;
 
-    if (!rc)
-        rc = load_index(place, ignore_index, &listing, error);
-    if (!rc && ignore_index)
-        rc = heft_dir_choose_present(listing.entries, listing.count, listing.index, &listing.choice, error);
-    else if (!rc)
-        rc = heft_dir_choose(listing.entries, listing.count, listing.index, &listing.choice, error);
-    if (rc) {
-        heft_listing_free(&listing);
-        return rc;
-    }
-    listing.index_ignored = ignore_index;
-    if (listing.choice->note[0])
-        heft_log(HEFT_LOG_INFO, "%s: %s", place->shown, listing.choice->note);
-    *listing_out = listing;
-    return HEFT_OK;
+    *listing_out = (struct heft_listing){.index_ignored = ignore_index};
+    rc = choose_files(place, ignore_index, listing_out, error);
+    if (rc)
+        heft_listing_free(listing_out);
+    else if (listing_out->choice->note[0])
+        heft_log(HEFT_LOG_INFO, "%s: %s", place->shown, listing_out->choice->note);
+    return rc;
 }

@@ -14,6 +14,7 @@ struct heft_listing {
     int index_ignored;              /* the choice was made whatever the index says */
 };
 
+/* On failure the listing is empty. */
 int heft_listing_make(const struct heft_place *place, const struct heft_model_options *options,
                       struct heft_listing *listing_out, struct heft_error *error);
 void heft_listing_free(struct heft_listing *listing);

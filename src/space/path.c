@@ -139,7 +139,9 @@ static int open_any(int root_fd, const char *path, int flags)
     if (root_fd != AT_FDCWD)
         return heft_path_beneath(root_fd, path, flags);
     fd = open(path, flags | O_CLOEXEC);
-    return fd < 0 ? -errno : fd;
+    if (fd < 0)
+        return -errno;
+    return fd;
 }
 
 /*

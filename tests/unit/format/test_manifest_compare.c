@@ -92,6 +92,8 @@ static void many_differences_are_counted_and_cut(void **state)
     struct heft_error error = HEFT_ERROR_INIT;
     struct heft_manifest *left, *right;
     char names[40][160];
+    const char *at;
+    uint64_t shown;
     size_t index;
 
     (void)state;
@@ -105,7 +107,12 @@ static void many_differences_are_counted_and_cut(void **state)
         tensors[index].dtype = "F16";
     right = table(tensors, 39);
     assert_code(heft_manifest_compare(left, right, &error), HEFT_ERR_INCOMPATIBLE, error);
+    assert_says(error, "; and ");
     assert_says(error, " more");
+    shown = strtoull(strstr(error.text, "; and ") + 6, NULL, 10);
+    for (at = error.text; (at = strstr(at, "tensor \"")) != NULL; at++)
+        shown++;
+    assert_int_equal(shown, 40); /* shown and counted are all there are */
     assert_true(strlen(error.text) < HEFT_ERROR_TEXT_BYTES - 1);
     assert_code(heft_manifest_compare(right, left, NULL), HEFT_ERR_INCOMPATIBLE, error);
     heft_manifest_free(left);

@@ -102,8 +102,8 @@ enum heft_region_flags {
 
 /*
  * HOST: `memory` (shareable, the fast way), or `address` and `length_bytes` of any memory of the caller.
- * FILE: `fd` (dup'ed; `path` then only names it in messages) or `path`; length_bytes 0 means the file's size now.
- * The caller keeps the memory valid until deregistration succeeded.
+ * FILE: `fd` (dup'ed; `path` then only names it in messages) or `path`; length_bytes 0 means the file's size
+ * now. The caller keeps the memory valid until deregistration succeeded.
  */
 struct heft_region_options {
     size_t size;

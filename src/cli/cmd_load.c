@@ -4,7 +4,7 @@
 #include "base/clock.h"
 #include "base/digest.h"
 #include "base/error.h"
-#include "load/limits.h"
+#include "load/machine_limits.h"
 
 #include <errno.h>
 #include <fcntl.h>

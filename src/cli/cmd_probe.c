@@ -4,7 +4,7 @@
 #include "cli/cli.h"
 #include "base/clock.h"
 #include "base/error.h"
-#include "load/limits.h"
+#include "load/machine_limits.h"
 
 #include <dlfcn.h>
 #include <errno.h>

@@ -169,9 +169,9 @@ class Fleet:
             if not os.path.exists(ports):
                 return None
             with open(ports) as f:
-                return dict(line.split() for line in f.read().splitlines() if line.strip())
+                return dict(line.split("=") for line in f.read().splitlines() if line.strip())
         found = until(look, "heftd's ports")
-        p.address, p.http = found["grpc"], found["http"]
+        p.address, p.http = f"127.0.0.1:{found['grpc']}", f"127.0.0.1:{found['http']}"
         return p
 
     def serve(self, model, name, directory, *more, **options):

@@ -4,7 +4,6 @@
 import json
 import os
 import random
-import signal
 import socket
 import subprocess
 import sys
@@ -186,6 +185,50 @@ def a_restarted_heftd_is_told_again_and_loads_never_notice():
             assert f.read_sha256(sha) == f.sha256_of_tensors(model)
 
 
+def heftd_may_die_or_freeze_at_any_moment():
+    """Twenty loads, heftd killed or frozen at a random moment of each: the data plane does not need it."""
+    rng = random.Random(6)
+    with f.Fleet() as fleet:
+        model = fleet.model(size="32M", table="dense", shards_=1)
+        expected = f.sha256_of_tensors(model)
+        heftd = fleet.heftd("memory:")
+        port = int(heftd.address.rsplit(":", 1)[1])
+        fleet.serve(model, "source", heftd.address, "--lease", "2s").line("serving as")
+        for number in range(2 * MOMENTS):
+            f.until(lambda: fleet.replicas(heftd.address), "the replica in the directory")
+            p, sha = start_load(fleet, model, heftd.address, number, "--source", "file+peer", "--timeout", "2s")
+            time.sleep(rng.uniform(0, 0.06))
+            if number % 2:
+                heftd.freeze()
+            else:
+                heftd.kill()
+            assert p.wait(60) == 0, p.text()
+            assert f.read_sha256(sha) == expected
+            if number % 2:
+                heftd.thaw()
+            else:
+                heftd = fleet.heftd("memory:", port)
+
+
+def health_tells_who_does_not_answer():
+    with f.Fleet() as fleet:
+        model = fleet.model(size="2M", shards_=1)
+        heftd = fleet.heftd()
+        one = fleet.serve(model, "one", heftd.address, "--lease", "30s")
+        two = fleet.serve(model, "two", heftd.address, "--lease", "30s")
+        one.line("serving as"), two.line("serving as")
+        code, out, _ = fleet.run("health", "--directory", heftd.address)
+        assert code == 0 and out.count("answers") >= 3, out
+        two.kill()
+        code, out, _ = fleet.run("health", "--directory", heftd.address, "--json")
+        answer = json.loads(out)
+        assert code == 1 and not answer["healthy"]
+        assert {r["name"]: r["status"] for r in answer["replicas"]} == {"one": "OK", "two": "UNAVAILABLE"}, answer
+        assert "token" not in out.lower()
+        code, out, _ = fleet.run("replicas", "--directory", heftd.address, "--json")
+        assert "token" not in out.lower() and len(json.loads(out)) == 2
+
+
 def a_frozen_heftd_does_not_stop_a_load_from_files():
     with f.Fleet() as fleet:
         model = fleet.model(size="8M")
@@ -297,6 +340,7 @@ TESTS = [three_ways_give_the_same_bytes, a_receiver_becomes_a_source, ranks_toge
          a_killed_source_is_replaced_by_the_files, a_killed_source_is_replaced_by_another,
          a_frozen_source_is_replaced_by_the_files, the_only_source_killed_is_an_error_that_names_it,
          killed_and_frozen_loads_leave_nothing_and_harm_nobody, a_restarted_heftd_is_told_again_and_loads_never_notice,
+         heftd_may_die_or_freeze_at_any_moment, health_tells_who_does_not_answer,
          a_frozen_heftd_does_not_stop_a_load_from_files, a_reused_port_with_another_generation_is_refused,
          itself_is_never_a_source, tables_that_differ_are_refused_with_a_diff,
          other_bytes_under_the_same_identity_never_mix]

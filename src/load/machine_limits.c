@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "load/limits.h"
+#include "load/machine_limits.h"
 #include "base/clock.h"
 #include "base/digest.h"
 #include "base/error.h"

@@ -3,8 +3,8 @@
  * This machine's limits, bytes a second: what a load's rate is held against. Measured by `heft probe
  * --measure` and kept in $XDG_CACHE_HOME/heft/limits.json.
  */
-#ifndef HEFT_LOAD_LIMITS_H
-#define HEFT_LOAD_LIMITS_H
+#ifndef HEFT_LOAD_MACHINE_LIMITS_H
+#define HEFT_LOAD_MACHINE_LIMITS_H
 
 #include <heft/error.h>
 

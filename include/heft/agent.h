@@ -8,7 +8,9 @@
  * file and memory, say).
  *
  * Threads: every call may come from any thread unless it says otherwise. Callbacks run on the agent's worker
- * threads, never under a lock; they may post transfers, and must not wait for one or close the agent.
+ * threads, never under a lock. They may post, set the runs of, and release transfers, also the one they are
+ * called for. They must not wait for another one; calls that connect, close a peer or close the agent answer
+ * STATE there.
  */
 #ifndef HEFT_AGENT_H
 #define HEFT_AGENT_H
@@ -65,7 +67,10 @@ struct heft_agent_options {
 
 int heft_agent_open(const struct heft_agent_options *options, struct heft_agent **agent_out,
                     struct heft_error *error);
-/* Refuses with BUSY while transfers are active. Closes peers, ends served connections, deregisters regions.
+/*
+ * Refuses with BUSY while transfers are active or a callback runs. Closes peers, ends served connections
+ * (peers that read this memory by themselves get a second to stop), deregisters regions. Transfers that were
+ * not released may be released later; a post of them is refused.
  */
 int heft_agent_close(struct heft_agent *agent, struct heft_error *error);
 const char *heft_agent_name(const struct heft_agent *agent);
@@ -88,8 +93,9 @@ struct heft_agent_stats {
     size_t size;
     uint64_t bytes_read, bytes_served; /* bytes_served counts what this agent's own threads sent */
     uint64_t xfers_done, xfers_failed;
-    uint64_t peers_connected, peers_accepted, peers_lost, handshakes_refused;
-    uint64_t regions;
+    uint64_t peers_connected, peers_accepted; /* now: by this agent, and to it */
+    uint64_t peers_lost, handshakes_refused;  /* so far; a goodbye is no loss */
+    uint64_t regions;                         /* now */
 };
 void heft_agent_get_stats(const struct heft_agent *agent, struct heft_agent_stats *stats_out);
 
@@ -122,8 +128,12 @@ struct heft_region_options {
 
 int heft_region_register(struct heft_agent *agent, const struct heft_region_options *options,
                          struct heft_region **region_out, struct heft_error *error);
-/* BUSY while a transfer uses it or a peer's read of it is being served; after success the memory is the
- * caller's. */
+/*
+ * BUSY while a transfer uses it or a peer's read of it is being served; after success the memory is the
+ * caller's. A peer of this host may read it without this agent's help: it is told to let go and waited for,
+ * a second at most; BUSY then leaves the region without new uses, until it is deregistered again. Not from a
+ * callback that must not wait.
+ */
 int heft_region_deregister(struct heft_region *region, struct heft_error *error);
 /* Unique in the agent's life, never reused: an old id names nothing and is answered STALE. */
 uint64_t heft_region_id(const struct heft_region *region);
@@ -211,7 +221,7 @@ struct heft_xfer_options {
     uint64_t stall_ms;         /* without a byte of progress; 0: 30 s */
     const char *require;       /* a transport's name; another route is an error (REQUIRED), not a fall-back */
     uint32_t flags;            /* enum heft_xfer_flags */
-    heft_xfer_done_fn on_done; /* called once for each post, after the terminal state is set; NULL: none */
+    heft_xfer_done_fn on_done; /* once for each post that was taken, after the terminal state is set */
     void *context;
 };
 #define HEFT_XFER_OPTIONS_INIT                             \
@@ -228,19 +238,27 @@ struct heft_xfer_options {
 int heft_xfer_create(struct heft_agent *agent, enum heft_op op, struct heft_peer *peer,
                      const struct heft_run *runs, size_t run_count, const struct heft_xfer_options *options,
                      struct heft_xfer **xfer_out, struct heft_error *error);
-/* Replaces the runs of an idle transfer, reusing its memory. */
+/*
+ * Replaces the runs of a transfer that is not active, reusing its memory. The route is chosen again; in a
+ * callback, among the transports that are connected. Runs that are wrong leave the old ones in place.
+ */
 int heft_xfer_set_runs(struct heft_xfer *xfer, const struct heft_run *runs, size_t run_count,
                        struct heft_error *error);
-/* Starts it; again after each terminal state. STATE while active. Allocates nothing, looks up no names. */
+/*
+ * Starts it; again after each terminal state. STATE while active; PEER_LOST or STALLED when the peer is;
+ * STALE when a region was withdrawn. After an error nothing was begun and no callback comes. Allocates
+ * nothing, looks up no names.
+ */
 int heft_xfer_post(struct heft_xfer *xfer, struct heft_error *error);
-/* 0 done, AGAIN in progress, else the transfer's error. */
+/* 0 done, AGAIN in progress, STATE before the first post, else the transfer's error. */
 int heft_xfer_poll(struct heft_xfer *xfer);
-/* Blocks until terminal or timeout_ms passed (AGAIN). Returns as poll does. */
+/* Blocks until it is terminal and its callback has returned, or timeout_ms passed (AGAIN). Returns as poll
+ * does. */
 int heft_xfer_wait(struct heft_xfer *xfer, uint64_t timeout_ms);
 /* Asks for the end. The transfer ends CANCELED, or as it would have, once nothing touches its memory any
  * more. */
 int heft_xfer_cancel(struct heft_xfer *xfer);
-/* BUSY while active. NULL is allowed. */
+/* BUSY while active; also until its callback has begun. NULL is allowed. */
 int heft_xfer_release(struct heft_xfer *xfer);
 void heft_xfer_get_result(const struct heft_xfer *xfer, struct heft_xfer_result *result_out);
 

@@ -357,11 +357,11 @@ int heft_xfer_post(struct heft_xfer *xfer, struct heft_error *error)
         (void)pthread_mutex_unlock(&xfer->lock);
         return heft_error_set(error, HEFT_ERR_STATE, "the transfer is active already");
     }
-    rc = pin_regions(xfer, error);
+    rc = enter_peer(xfer, &endpoint, error);
     if (!rc) {
-        rc = enter_peer(xfer, &endpoint, error);
+        rc = pin_regions(xfer, error);
         if (rc)
-            unpin_regions(xfer);
+            leave_peer(xfer, rc);
     }
     if (rc) {
         (void)pthread_mutex_unlock(&xfer->lock);

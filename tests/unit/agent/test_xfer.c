@@ -505,9 +505,11 @@ static void an_idle_transfer_outlives_its_peer_and_its_agent(void **state)
     struct heft_error error = HEFT_ERROR_INIT;
 
     assert_int_equal(heft_peer_close(pair->peer, NULL), 0);
-    assert_int_equal(heft_xfer_post(xfer, &error), HEFT_ERR_STALE); /* its region went with the peer */
+    assert_int_equal(heft_xfer_post(xfer, &error), HEFT_ERR_PEER_LOST);
+    assert_non_null(strstr(error.text, "was closed"));
     assert_int_equal(heft_agent_close(pair->client, NULL), 0);
     pair->client = NULL;
+    assert_int_equal(heft_xfer_post(xfer, &error), HEFT_ERR_PEER_LOST);
     assert_int_equal(heft_xfer_poll(xfer), HEFT_ERR_STATE);
     assert_int_equal(heft_xfer_release(xfer), 0);
 }

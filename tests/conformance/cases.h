@@ -12,5 +12,6 @@ int skip_case(const char *why);
 int run_lists_cases(void);
 int run_ends_cases(void);
 int run_served_cases(void);
+int run_chaos_cases(void);
 
 #endif

@@ -45,6 +45,10 @@ static void flight_open(struct flight *flight, enum heft_op kind)
                               .seed = 5};
     struct region_spec near = {.kind = MEMORY_PRIVATE, .length_bytes = BIG_BYTES * OPS};
 
+    if (kind == HEFT_OP_WRITE) { /* each its own bytes */
+        far.length_bytes = BIG_BYTES * OPS;
+        far.filled_bytes = 0;
+    }
     pair_open(&flight->pair, current_setup);
     flight->near = side_region_add(&flight->pair.near, &near);
     flight->far = pair_far_region(&flight->pair, &far);
@@ -54,6 +58,8 @@ static void flight_open(struct flight *flight, enum heft_op kind)
                                               .local_offset_bytes = BIG_BYTES * (uint64_t)i,
                                               .length_bytes = BIG_BYTES,
                                               .count = 1};
+        if (kind == HEFT_OP_WRITE)
+            flight->moves[i].remote_offset_bytes = BIG_BYTES * (uint64_t)i;
         test_op_init(&flight->ops[i], kind, &flight->moves[i], 1);
         if (kind == HEFT_OP_READ)
             flight->ops[i].on_done = mark_memory;

@@ -134,7 +134,7 @@ static void run_random_lists(enum heft_op kind, uint64_t seed, int rounds)
         if (kind == HEFT_OP_READ)
             assert_memory_equal(near->address, near_model, NEAR_BYTES);
         else if (current_setup->in_agent)
-            assert_memory_equal(far->address, far_model, FAR_BYTES);
+            assert_memory_equal(((struct side_region *)(void *)far)->mapping, far_model, FAR_BYTES);
         else
             assert_int_equal(remote_region_hash(&pair.remote, far, 0, FAR_BYTES),
                              heft_hash64(far_model, FAR_BYTES, 0));

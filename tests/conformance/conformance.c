@@ -5,6 +5,7 @@
  */
 #include "conformance/cases.h"
 #include "base/error.h"
+#include "transport/chaos/chaos.h"
 
 #include <stdarg.h>
 #include <setjmp.h>
@@ -29,6 +30,9 @@ static const struct setup setups[] = {
      .memory = MEMORY_FILE,
      .served = 1,
      .no_write = 1},
+    {.name = "file", .transport = "file", .in_agent = 1, .memory = MEMORY_FILE},
+    {.name = "chaos-local", .transport = "chaos", .base = "local", .process = 1, .memory = MEMORY_SHARED},
+    {.name = "chaos-tcp", .transport = "chaos", .base = "tcp", .link = LINK_TCP4, .process = 1, .served = 1},
 };
 
 const struct setup *current_setup;
@@ -54,7 +58,15 @@ int main(int argc, char **argv)
         (void)fprintf(stderr, "\n");
         return 2;
     }
+    if (current_setup->base != NULL) {
+        struct heft_chaos_options options = {.base = transport_named(current_setup->base),
+                                             .seed = 4711,
+                                             .delay_max_us = 300,
+                                             .pieces_max = 12};
+
+        heft_chaos_configure(&options);
+    }
     if (argc > 2)
         cmocka_set_test_filter(argv[2]);
-    return run_lists_cases() + run_ends_cases() + run_served_cases() > 0 ? 1 : 0;
+    return run_lists_cases() + run_ends_cases() + run_served_cases() + run_chaos_cases() > 0 ? 1 : 0;
 }

@@ -3,6 +3,7 @@
 #include "conformance/harness.h"
 #include "base/digest.h"
 #include "base/error.h"
+#include "transport/chaos/chaos.h"
 
 #include <arpa/inet.h>
 #include <errno.h>
@@ -38,7 +39,8 @@ struct reply {
 
 const struct heft_transport_ops *transport_named(const char *name)
 {
-    static const struct heft_transport_ops *const all[] = {&heft_transport_local, &heft_transport_tcp};
+    static const struct heft_transport_ops *const all[] = {&heft_transport_local, &heft_transport_tcp,
+                                                           &heft_transport_file, &heft_transport_chaos};
 
     for (size_t i = 0; i < sizeof(all) / sizeof(all[0]); i++)
         if (strcmp(all[i]->name, name) == 0)

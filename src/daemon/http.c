@@ -96,7 +96,7 @@ static enum MHD_Result answer(void *context, struct MHD_Connection *connection, 
     return send_body(connection, MHD_HTTP_OK, "text/plain; charset=utf-8", &body);
 }
 
-static void log_message(void *context, const char *format, va_list args)
+__attribute__((format(printf, 2, 0))) static void log_message(void *context, const char *format, va_list args)
 {
     char text[256];
 

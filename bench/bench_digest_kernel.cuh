@@ -3,20 +3,19 @@
  * XXH3-64 (seed 0, default secret) of many blocks in GPU memory. What XXH3 allows and forbids:
  *
  * - a block is a row of groups of 1,024 bytes, a group 16 stripes of 64 bytes, a stripe 8 lanes of 8 bytes;
- * - within a group every stripe only adds to the eight accumulators, so the sums of a group are made by as
- * many threads as one likes, in any order, and before the group's turn has come;
- * - after each group the accumulators are scrambled, which is one chain from the block's first group to its
- *   last: about 35 clocks a group, 8 threads wide. So one block can't go faster than 1,024 bytes in that
- * time.
+ * - within a group every stripe only adds to the eight accumulators, so the sums of a group are made by any
+ *   number of threads, in any order, and before the group's turn has come;
+ * - after each group the accumulators are scrambled: one chain from the block's first group to its last, 8
+ *   threads wide. So a block has a top speed, however many threads there are.
  *
  * A warp makes a group's sums with two 16-byte loads a thread (thread t takes 16 bytes of stripes t/4 and
  * 8 + t/4), folds the 32 threads' 64 sums to 8 with three exchanges, and adds and scrambles. Each thread then
  * carries one accumulator, each accumulator four times over.
  *
- * Three ways to feed it: registers (each thread loads the next batch of groups while it works on this one),
- * the bulk copy engine into a ring in shared memory, and the same with several warps a block, which only make
- * sums while one more warp runs the chain. A start that is not on 16 bytes reads whole 16-byte granules and
- * shifts; no granule is read that has no byte of the block.
+ * Each thread loads its warp's next batch of groups into registers while it works on this one. With one warp
+ * a block the warp runs the chain itself; with more, the warps only make sums, and one more runs the chain
+ * behind them. A start that is not on 16 bytes reads whole 16-byte granules and shifts; no granule is read
+ * that has no byte of the block.
  */
 #ifndef BENCH_DIGEST_KERNEL_CUH
 #define BENCH_DIGEST_KERNEL_CUH
@@ -267,20 +266,25 @@ static __device__ __forceinline__ uint4 last_16(const struct place &block, uint3
     return shift ? shifted(granule[0], granule[1], shift) : granule[0];
 }
 
-/* ---- fed by registers: a warp a block ---- */
+/* ---- more than 240 bytes: a block ---- */
 
-template <bool ALIGNED, int BATCH> struct held {
-    uint4 low[BATCH * 2];
-    uint4 high[ALIGNED ? 1 : BATCH * 2];
+/* Groups that a warp loads ahead (32 registers); half as many at a shifted start, which takes two granules.
+ */
+#define HELD_GROUPS 4
+
+template <bool ALIGNED> struct held {
+    static const int groups = ALIGNED ? HELD_GROUPS : HELD_GROUPS / 2;
+    uint4 low[groups * 2];
+    uint4 high[ALIGNED ? 1 : groups * 2];
 };
 
-/* The batch's 16 bytes of this thread; what no stripe needs stays zero and unread. */
-template <bool ALIGNED, int BATCH>
-static __device__ __forceinline__ void load(struct held<ALIGNED, BATCH> &held, const uint4 *granules,
-                                            uint64_t group, uint64_t stripes, uint32_t lane)
+/* This thread's bytes of the groups from `group` on; what no stripe needs stays zero and unread. */
+template <bool ALIGNED>
+static __device__ __forceinline__ void load(struct held<ALIGNED> &held, const uint4 *granules, uint64_t group,
+                                            uint64_t stripes, uint32_t lane)
 {
 #pragma unroll
-    for (int half = 0; half < BATCH * 2; half++) {
+    for (int half = 0; half < held.groups * 2; half++) {
         uint64_t stripe = group * 16 + (uint64_t)half * 8 + lane / 4;
         const uint4 *at = granules + stripe * 4 + lane % 4;
 
@@ -295,271 +299,123 @@ static __device__ __forceinline__ void load(struct held<ALIGNED, BATCH> &held, c
     }
 }
 
-template <bool ALIGNED, int BATCH>
-static __device__ __forceinline__ uint64_t digest_long(const struct place &block, const struct keys &keys,
-                                                       uint32_t lane)
+template <bool ALIGNED>
+static __device__ __forceinline__ uint4 bytes_of(const struct held<ALIGNED> &held, int half, uint32_t shift)
 {
-    const uint4 *granules = granule_of(block.data);
-    uint32_t shift = (uint32_t)((uintptr_t)block.data % 16);
-    uint64_t stripes = (block.size_bytes - 1) / STRIPE_BYTES, groups = (block.size_bytes - 1) / GROUP_BYTES;
-    uint64_t state = keys.first;
-    struct held<ALIGNED, BATCH> now, next;
-    uint4 last = last_16(block, lane);
+    return ALIGNED ? held.low[half] : shifted(held.low[half], held.high[ALIGNED ? 0 : half], shift);
+}
 
-    load<ALIGNED, BATCH>(now, granules, 0, stripes, lane);
-    for (uint64_t group = 0; group <= groups; group += BATCH) {
-        uint64_t sum[BATCH];
-
-        load<ALIGNED, BATCH>(next, granules, group + BATCH, stripes, lane);
+/* WHOLE: every group of the batch is followed by another, so nothing is masked. */
+template <bool ALIGNED, bool WHOLE>
+static __device__ __forceinline__ void
+make_sums(uint64_t *sum, const struct held<ALIGNED> &held, uint32_t shift, uint64_t group, uint64_t groups,
+          uint64_t stripes, uint4 last, const struct keys &keys, uint32_t lane)
+{
 #pragma unroll
-        for (int index = 0; index < BATCH; index++) {
-            uint64_t stripe = (group + (uint64_t)index) * 16 + lane / 4;
-            struct sums sums = {0, 0};
-            int at = index * 2;
-
-            if (stripe < stripes)
-                add_16(sums, ALIGNED ? now.low[at] : shifted(now.low[at], now.high[ALIGNED ? 0 : at], shift),
-                       keys.low);
-            at++;
-            if (stripe + 8 < stripes)
-                add_16(sums, ALIGNED ? now.low[at] : shifted(now.low[at], now.high[ALIGNED ? 0 : at], shift),
-                       keys.high);
-            if (group + (uint64_t)index == groups && lane < 4)
-                add_16(sums, last, keys.last);
-            sum[index] = fold(sums, lane);
-        }
-#pragma unroll
-        for (int index = 0; index < BATCH; index++) {
-            if (group + (uint64_t)index <= groups)
-                state += sum[index];
-            if (group + (uint64_t)index < groups)
-                state = scramble(state, keys.scramble);
-        }
-        now = next;
-    }
-    return finish(state, keys, block.size_bytes);
-}
-
-template <int BATCH>
-__global__ void __launch_bounds__(64) digest_registers(struct work work, uint64_t *digests)
-{
-    uint32_t lane = threadIdx.x % 32;
-    uint64_t step = (uint64_t)gridDim.x * (blockDim.x / 32);
-    struct keys keys = keys_of(lane);
-
-    for (uint64_t index = (uint64_t)blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32; index < work.count;
-         index += step) {
-        struct place block = work_at(work, index);
-        uint64_t digest = 0;
-
-        if (block.size_bytes > SHORT_BYTES)
-            digest = (uintptr_t)block.data % 16 ? digest_long<false, BATCH / 2>(block, keys, lane)
-                                                : digest_long<true, BATCH>(block, keys, lane);
-        else if (lane == 0)
-            digest = digest_short(block.data, (uint32_t)block.size_bytes);
-        if (lane == 0)
-            digests[index] = digest;
-    }
-}
-
-/* ---- fed by the bulk copy engine through a ring in shared memory ---- */
-
-static __device__ __forceinline__ uint32_t shared_address(const void *at)
-{
-    return (uint32_t)__cvta_generic_to_shared(at);
-}
-
-static __device__ __forceinline__ void bulk_start(void *to, const void *from, uint32_t bytes,
-                                                  uint64_t *barrier)
-{
-    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(barrier)),
-                 "r"(bytes)
-                 : "memory");
-    asm volatile(
-        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
-            shared_address(to)),
-        "l"(__cvta_generic_to_global(from)), "r"(bytes), "r"(shared_address(barrier))
-        : "memory");
-}
-
-static __device__ __forceinline__ void bulk_wait(uint64_t *barrier, uint32_t parity)
-{
-    uint32_t done;
-
-    do
-        asm volatile("{ .reg .pred p;\n"
-                     "mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\n"
-                     "selp.u32 %0, 1, 0, p; }"
-                     : "=r"(done)
-                     : "r"(shared_address(barrier)), "r"(parity)
-                     : "memory");
-    while (!done);
-}
-
-#define BULK_BATCH 4u
-#define BULK_BYTES (BULK_BATCH * GROUP_BYTES)
-#define BULK_STAGE_BYTES (BULK_BYTES + 16u) /* a shifted start needs one granule more */
-
-/* One warp's ring: the order in which it copies batches is the order in which it will use them. */
-template <int STAGES> struct ring {
-    alignas(16) uint8_t bytes[STAGES][BULK_STAGE_BYTES];
-    uint64_t full[STAGES];
-};
-
-struct cursor {
-    uint64_t index, batch, batches;
-    struct place block;
-};
-
-static __device__ __forceinline__ uint64_t batches_of(const struct place &block)
-{
-    return block.size_bytes > SHORT_BYTES ? (block.size_bytes + BULK_BYTES - 1) / BULK_BYTES : 0;
-}
-
-/* To this warp's next batch, in this block or a later one; stops at index >= count. */
-static __device__ __forceinline__ void cursor_settle(struct cursor &cursor, const struct work &work,
-                                                     uint32_t warp)
-{
-    while (cursor.batch >= cursor.batches) {
-        cursor.index += gridDim.x;
-        if (cursor.index >= work.count)
-            return;
-        cursor.block = work_at(work, cursor.index);
-        cursor.batches = batches_of(cursor.block);
-        cursor.batch = warp;
-    }
-}
-
-static __device__ __forceinline__ void cursor_copy(struct cursor &cursor, const struct work &work,
-                                                   uint32_t warp, uint32_t warps, uint8_t *stage,
-                                                   uint64_t *barrier)
-{
-    if (cursor.index >= work.count)
-        return;
-    uint32_t shift = (uint32_t)((uintptr_t)cursor.block.data % 16);
-    uint64_t at = cursor.batch * BULK_BYTES, left = cursor.block.size_bytes - at;
-    uint32_t bytes = ((left < BULK_BYTES ? (uint32_t)left : BULK_BYTES) + shift + 15) / 16 * 16;
-
-    bulk_start(stage, (const uint8_t *)granule_of(cursor.block.data) + at, bytes, barrier);
-    cursor.batch += warps;
-    cursor_settle(cursor, work, warp);
-}
-
-/* The sums of a batch's four groups out of shared memory. */
-static __device__ __forceinline__ void batch_sums(uint64_t sum[BULK_BATCH], const uint8_t *stage,
-                                                  const struct place &block, uint64_t batch, uint4 last,
-                                                  const struct keys &keys, uint32_t lane)
-{
-    const uint4 *granules = (const uint4 *)stage + lane;
-    uint32_t shift = (uint32_t)((uintptr_t)block.data % 16);
-    uint64_t stripes = (block.size_bytes - 1) / STRIPE_BYTES, groups = (block.size_bytes - 1) / GROUP_BYTES;
-
-#pragma unroll
-    for (uint32_t index = 0; index < BULK_BATCH; index++) {
-        uint64_t group = batch * BULK_BATCH + index, stripe = group * 16 + lane / 4;
+    for (int index = 0; index < held.groups; index++) {
+        uint64_t stripe = (group + (uint64_t)index) * 16 + lane / 4;
         struct sums sums = {0, 0};
 
-        for (uint32_t half = 0; half < 2; half++) {
-            const uint4 *at = granules + (index * 2 + half) * 32;
-
-            if (stripe + half * 8 < stripes)
-                add_16(sums, shift ? shifted(at[0], at[1], shift) : at[0], half ? keys.high : keys.low);
-        }
-        if (group == groups && lane < 4)
+        if (WHOLE || stripe < stripes)
+            add_16(sums, bytes_of<ALIGNED>(held, index * 2, shift), keys.low);
+        if (WHOLE || stripe + 8 < stripes)
+            add_16(sums, bytes_of<ALIGNED>(held, index * 2 + 1, shift), keys.high);
+        if (!WHOLE && group + (uint64_t)index == groups && lane < 4)
             add_16(sums, last, keys.last);
         sum[index] = fold(sums, lane);
     }
 }
 
+/* COUNT groups' sums, `step` words apart, into the state. */
+template <int COUNT>
 static __device__ __forceinline__ uint64_t chain(uint64_t state, const uint64_t *sum, uint32_t step,
                                                  uint64_t group, uint64_t groups, uint64_t key)
 {
+    if (group + COUNT <= groups) {
 #pragma unroll
-    for (uint32_t index = 0; index < BULK_BATCH; index++) {
-        if (group + index <= groups)
-            state += sum[index * step];
-        if (group + index < groups)
+        for (int index = 0; index < COUNT; index++)
+            state = scramble(state + sum[index * (int)step], key);
+        return state;
+    }
+#pragma unroll
+    for (int index = 0; index < COUNT; index++) {
+        if (group + (uint64_t)index <= groups)
+            state += sum[index * (int)step];
+        if (group + (uint64_t)index < groups)
             state = scramble(state, key);
     }
     return state;
 }
 
-/* WARPS warps a block; with more than one, one further warp runs the chain, an iteration behind. */
-template <int WARPS, int STAGES>
-__global__ void __launch_bounds__((WARPS > 1 ? WARPS + 1 : 1) * 32)
-    digest_bulk(struct work work, uint64_t *digests)
+/* The whole block by this thread block: WARPS warps make sums, each of its own batches; with more than one, a
+ * further warp runs the chain. The digest is right in the warp that runs it. */
+template <int WARPS, bool ALIGNED>
+static __device__ __forceinline__ uint64_t digest_long(const struct place &block, const struct keys &keys,
+                                                       uint32_t warp, uint32_t lane, uint32_t *turn,
+                                                       uint64_t (*sums)[WARPS * HELD_GROUPS][8])
 {
-    extern __shared__ __align__(16) uint8_t shared[];
-    uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-    struct ring<STAGES> *rings = (struct ring<STAGES> *)shared, *mine = &rings[warp < WARPS ? warp : 0];
-    uint64_t(*parts)[WARPS][BULK_BATCH][8] = (uint64_t(*)[WARPS][BULK_BATCH][8])(rings + WARPS);
-    struct keys keys = keys_of(lane);
-    struct cursor ahead = {(uint64_t)blockIdx.x, warp, 0, {NULL, 0}};
-    uint32_t stage = 0, parity = 0, turn = 0;
+    const int batch = held<ALIGNED>::groups;
+    const uint4 *granules = granule_of(block.data);
+    uint32_t shift = (uint32_t)((uintptr_t)block.data % 16);
+    uint64_t stripes = (block.size_bytes - 1) / STRIPE_BYTES, groups = (block.size_bytes - 1) / GROUP_BYTES;
+    uint64_t state = keys.first;
+    struct held<ALIGNED> now, next;
+    uint4 last = last_16(block, lane);
 
-    if (lane == 0 && warp < WARPS) {
-        for (int index = 0; index < STAGES; index++)
-            asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(shared_address(&mine->full[index]))
-                         : "memory");
-        asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
-        asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
-        ahead.index -= gridDim.x; /* settling takes the first step; wraps around and back */
-        cursor_settle(ahead, work, warp);
-        for (int index = 0; index < STAGES; index++)
-            cursor_copy(ahead, work, warp, WARPS, mine->bytes[index], &mine->full[index]);
+    if (warp < WARPS)
+        load<ALIGNED>(now, granules, (uint64_t)warp * batch, stripes, lane);
+    for (uint64_t first = 0; first <= groups; first += WARPS * batch) {
+        uint64_t sum[batch], group = first + (uint64_t)warp * batch;
+
+        if (warp < WARPS) {
+            load<ALIGNED>(next, granules, group + WARPS * batch, stripes, lane);
+            if (group + batch <= groups)
+                make_sums<ALIGNED, true>(sum, now, shift, group, groups, stripes, last, keys, lane);
+            else
+                make_sums<ALIGNED, false>(sum, now, shift, group, groups, stripes, last, keys, lane);
+            now = next;
+        }
+        if (WARPS == 1) {
+            state = chain<batch>(state, sum, 1, group, groups, keys.scramble);
+            continue;
+        }
+        if (warp < WARPS && lane < 8)
+#pragma unroll
+            for (int index = 0; index < batch; index++)
+                sums[*turn][warp * batch + index][lane] = sum[index];
+        __syncthreads();
+        if (warp == WARPS)
+            for (int from = 0; from < WARPS; from++)
+                state = chain<batch>(state, &sums[*turn][from * batch][lane % 8], 8,
+                                     first + (uint64_t)(from * batch), groups, keys.scramble);
+        *turn ^= 1;
     }
-    __syncthreads();
+    return finish(state, keys, block.size_bytes);
+}
+
+#define THREADS_OF(warps) ((warps) > 1 ? ((warps) + 1) * 32 : 32)
+
+/* Launched with THREADS_OF(WARPS) threads a thread block, and any number of thread blocks. */
+template <int WARPS>
+__global__ void __launch_bounds__(THREADS_OF(WARPS)) digest_blocks(struct work work, uint64_t *digests)
+{
+    __shared__ uint64_t sums[WARPS > 1 ? 2 : 1][WARPS * HELD_GROUPS][8];
+    uint32_t lane = threadIdx.x % 32, warp = WARPS > 1 ? threadIdx.x / 32 : 0, turn = 0;
+    struct keys keys = keys_of(lane);
 
     for (uint64_t index = blockIdx.x; index < work.count; index += gridDim.x) {
         struct place block = work_at(work, index);
-        uint64_t batches = batches_of(block), groups = (block.size_bytes - 1) / GROUP_BYTES;
-        uint64_t state = keys.first, first;
-        uint4 last = make_uint4(0, 0, 0, 0);
+        uint64_t digest = 0;
 
-        if (batches == 0) {
-            if (threadIdx.x == 0)
-                digests[index] = digest_short(block.data, (uint32_t)block.size_bytes);
-            continue;
-        }
-        if (lane < 4)
-            last = last_16(block, lane);
-        for (first = 0; first < batches; first += WARPS, turn ^= 1) {
-            uint64_t sum[BULK_BATCH], batch = first + warp;
-
-            if (warp < WARPS && batch < batches) {
-                bulk_wait(&mine->full[stage], parity);
-                batch_sums(sum, mine->bytes[stage], block, batch, last, keys, lane);
-                __syncwarp();
-                if (lane == 0)
-                    cursor_copy(ahead, work, warp, WARPS, mine->bytes[stage], &mine->full[stage]);
-                if (++stage == STAGES)
-                    stage = 0, parity ^= 1;
-                if (WARPS == 1)
-                    state = chain(state, sum, 1, batch * BULK_BATCH, groups, keys.scramble);
-                else if (lane < 8)
-                    for (uint32_t at = 0; at < BULK_BATCH; at++)
-                        parts[turn][warp][at][lane] = sum[at];
-            }
-            if (WARPS > 1) {
-                __syncthreads();
-                for (uint32_t from = 0; warp == WARPS && from < WARPS && first + from < batches; from++)
-                    state = chain(state, &parts[turn][from][0][lane % 8], 8, (first + from) * BULK_BATCH,
-                                  groups, keys.scramble);
-            }
-        }
-        if (warp == (WARPS > 1 ? WARPS : 0)) {
-            uint64_t digest = finish(state, keys, block.size_bytes);
-
-            if (lane == 0)
-                digests[index] = digest;
-        }
+        if (block.size_bytes > SHORT_BYTES)
+            digest = (uintptr_t)block.data % 16
+                         ? digest_long<WARPS, false>(block, keys, warp, lane, &turn, sums)
+                         : digest_long<WARPS, true>(block, keys, warp, lane, &turn, sums);
+        else if (lane == 0)
+            digest = digest_short(block.data, (uint32_t)block.size_bytes);
+        if (lane == 0 && warp == (WARPS > 1 ? WARPS : 0))
+            digests[index] = digest;
     }
-}
-
-template <int WARPS, int STAGES> static size_t bulk_shared_bytes()
-{
-    return WARPS * sizeof(struct ring<STAGES>) +
-           (WARPS > 1 ? 2 * WARPS * BULK_BATCH * 8 * sizeof(uint64_t) : 0);
 }
 
 #endif

@@ -49,19 +49,17 @@ typedef void (*digest_kernel)(struct work work, uint64_t *digests);
 struct variant {
     const char *name;
     digest_kernel kernel;
-    uint32_t threads, blocks_a_group; /* blocks that a thread block works on at a time */
-    size_t shared_bytes;
+    uint32_t threads;
     uint32_t resident; /* thread blocks that fit on the GPU at once */
 };
 
 static std::vector<variant> variants()
 {
     std::vector<variant> all = {
-        {"registers", digest_registers<4>, 64, 2, 0, 0},
-        {"bulk-1", digest_bulk<1, 4>, 32, 1, bulk_shared_bytes<1, 4>(), 0},
-        {"bulk-1x8", digest_bulk<1, 8>, 32, 1, bulk_shared_bytes<1, 8>(), 0},
-        {"bulk-4", digest_bulk<4, 3>, 160, 1, bulk_shared_bytes<4, 3>(), 0},
-        {"bulk-8", digest_bulk<8, 3>, 288, 1, bulk_shared_bytes<8, 3>(), 0},
+        {"1 warp", digest_blocks<1>, THREADS_OF(1), 0},
+        {"2 warps", digest_blocks<2>, THREADS_OF(2), 0},
+        {"4 warps", digest_blocks<4>, THREADS_OF(4), 0},
+        {"8 warps", digest_blocks<8>, THREADS_OF(8), 0},
     };
     int device = 0, processors = 0, per_processor = 0;
 
@@ -69,10 +67,7 @@ static std::vector<variant> variants()
     for (variant &one : all) {
         cudaFuncAttributes attributes;
 
-        TRY(cudaFuncSetAttribute((const void *)one.kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                 (int)one.shared_bytes));
-        TRY(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&per_processor, one.kernel, (int)one.threads,
-                                                          one.shared_bytes));
+        TRY(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&per_processor, one.kernel, (int)one.threads, 0));
         TRY(cudaFuncGetAttributes(&attributes, (const void *)one.kernel));
         one.resident = (uint32_t)(processors * per_processor);
         (void)printf("# %s: %d registers, %zu bytes local, %d thread blocks of %u threads a processor\n",
@@ -83,10 +78,9 @@ static std::vector<variant> variants()
 
 static void launch(const variant &one, const struct work &work, uint64_t *digests)
 {
-    uint64_t wanted = (work.count + one.blocks_a_group - 1) / one.blocks_a_group;
-    uint32_t grid = (uint32_t)(wanted < one.resident ? wanted : one.resident);
+    uint32_t grid = (uint32_t)(work.count < one.resident ? work.count : one.resident);
 
-    one.kernel<<<grid, one.threads, one.shared_bytes>>>(work, digests);
+    one.kernel<<<grid, one.threads>>>(work, digests);
     TRY(cudaGetLastError());
 }
 
@@ -343,9 +337,9 @@ static int measure(uint64_t gib)
             measure_row(bench, all, size, block, 0, &wrong);
     for (uint64_t shift : shifts)
         measure_row(bench, all, sizes[2], 256u << 10, shift, &wrong);
-    for (uint64_t size = 1u << 20; size <= 64u << 20;
-         size *= 4) /* one or a few pieces that have just arrived */
-        measure_row(bench, all, size, 256u << 10, 0, &wrong);
+    for (uint64_t size = 1u << 20; size <= 64u << 20; size *= 4)
+        for (uint64_t block = 65536; block <= 1u << 20; block *= 4)
+            measure_row(bench, all, size, block, 0, &wrong);
     (void)printf("wrong digests: %llu\n", (unsigned long long)wrong);
     TRY(cudaFree(bench.bytes));
     TRY(cudaFree(bench.digests));

@@ -273,7 +273,7 @@ static void a_frozen_peer_delays_neither_cancel_nor_fail(void **state)
     (flight->pair.near.ops->fail)(flight->pair.endpoint, HEFT_ERR_STALLED, &why);
     for (int i = OPS / 2; i < OPS; i++)
         (void)test_op_wait(&flight->ops[i]);
-    assert_true(heft_now_ns() - start < 5 * HEFT_NS_PER_S);
+    assert_true(heft_now_ns() - start < 15 * HEFT_NS_PER_S);
     check_marks(flight);
     assert_int_equal(kill(flight->pair.remote.pid, SIGCONT), 0);
     /* an answer of the peer to a command: it runs again, and what it sent meanwhile has had its chance */

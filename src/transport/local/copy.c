@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The copying itself. Plain memcpy in steps: the C library already picks the vectors, and bytes that are
- * hashed right after should stay in the cache (stores that bypass it were slower for "copy, then hash").
+ * The copying itself, in steps, so that it can be stopped and its progress seen.
  *
  * Cross-memory attach goes by a pid, and pids are reused: bytes count only if the process that was connected
  * to is still there after they were read.
@@ -45,11 +44,18 @@ static int stop_wanted(const struct copy *copy)
     return __atomic_load_n(&copy->op->cancel_wanted, __ATOMIC_ACQUIRE) ? HEFT_ERR_CANCELED : 0;
 }
 
-static void copy_plain(char *to, uint64_t to_stride, const char *from, uint64_t from_stride, uint64_t length,
-                       uint64_t count)
+static void copy_plain(const struct copy *copy, char *to, uint64_t to_stride, const char *from,
+                       uint64_t from_stride, const struct heft_cut *cut)
 {
-    for (uint64_t i = 0; i < count; i++)
-        memmove(to + i * to_stride, from + i * from_stride, length);
+    uint64_t length = cut->length_bytes;
+    int stream = length >= LOCAL_STREAM_BYTES && copy->op->total_bytes >= LOCAL_SLICE_BYTES;
+
+    for (uint64_t i = 0; i < cut->count; i++) {
+        if (stream)
+            local_stream_copy(to + i * to_stride, from + i * from_stride, length);
+        else
+            memmove(to + i * to_stride, from + i * from_stride, length);
+    }
 }
 
 static int attach_failed(const struct copy *copy, int errno_value)
@@ -172,11 +178,9 @@ static void copy_mapped(struct copy *copy, const struct heft_cut *cut, char *rem
     char *there = remote + cut->remote_offset_bytes;
 
     if (copy->op->kind == HEFT_OP_READ)
-        copy_plain(here, move->local_stride_bytes, there, move->remote_stride_bytes, cut->length_bytes,
-                   cut->count);
+        copy_plain(copy, here, move->local_stride_bytes, there, move->remote_stride_bytes, cut);
     else
-        copy_plain(there, move->remote_stride_bytes, here, move->local_stride_bytes, cut->length_bytes,
-                   cut->count);
+        copy_plain(copy, there, move->remote_stride_bytes, here, move->local_stride_bytes, cut);
     count_bytes(copy, cut->length_bytes * cut->count, 0);
 }
 

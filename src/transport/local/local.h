@@ -20,6 +20,9 @@
 /* iovecs of one cross-memory call (the kernel's own limit). */
 #define LOCAL_IOV_MAX 1024
 
+/* Pieces of at least this size, in operations of at least a slice, are copied past the cache. */
+#define LOCAL_STREAM_BYTES ((uint64_t)64 << 10)
+
 enum local_mode {
     LOCAL_UNREACHABLE = 0,
     LOCAL_MAPPED = 1,
@@ -78,5 +81,7 @@ int local_peer_alive(const struct local_endpoint *endpoint);
 /* Moves a claim's bytes, counting them in op->done_bytes. 0 or why it stopped. */
 int local_copy(struct local_endpoint *endpoint, const struct heft_claim *claim, int64_t *failed_move_out,
                struct heft_error *error);
+/* As memmove; see stream.c. */
+void local_stream_copy(char *to, const char *from, uint64_t length);
 
 #endif

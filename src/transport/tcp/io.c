@@ -348,8 +348,8 @@ int tcp_tx_run(struct tcp_tx *tx, int fd, uint64_t *budget, int *errno_out)
         while (sent < 0 && errno == EINTR);
         if (sent < 0 && (errno == EAGAIN || errno == EWOULDBLOCK))
             return TCP_IO_WAIT;
-        if (sent < 0) {
-            *errno_out = errno;
+        if (sent <= 0) { /* 0: nothing was offered although bulk is left, which must not become a loop */
+            *errno_out = sent < 0 ? errno : EPIPE;
             return HEFT_ERR_PEER_LOST;
         }
         *budget -= (uint64_t)sent < *budget ? (uint64_t)sent : *budget;

@@ -142,6 +142,26 @@ static int64_t move_of_run(const struct heft_claim *claim, uint32_t run)
     return (int64_t)cut.move_index;
 }
 
+/*
+ * Part `index` gives up its memory. If it is a WRITE whose bytes are still being sent, the rest of them moves
+ * into a copy: the frame was promised whole. 0, or NO_MEMORY (then only the end of the stream can keep the
+ * promise).
+ */
+static int spill(struct tcp_stream *stream, uint32_t index)
+{
+    uint64_t left = stream->tx.bulk_left;
+
+    if (index != stream->tail - 1 || left == 0 || stream->tx.flat != NULL)
+        return 0;
+    if (stream->spill == NULL)
+        stream->spill = malloc(TCP_PART_BYTES);
+    if (stream->spill == NULL)
+        return HEFT_ERR_NO_MEMORY;
+    tcp_place_get(&stream->tx.place, stream->spill, left);
+    tcp_tx_bulk_flat(&stream->tx, stream->spill, left);
+    return 0;
+}
+
 /* The oldest part is over. */
 static int end_part(struct tcp_stream *stream, int status, const struct heft_error *error,
                     uint32_t failed_run)
@@ -150,6 +170,9 @@ static int end_part(struct tcp_stream *stream, int status, const struct heft_err
     struct heft_transport_op *op = part->claim.op;
     int64_t failed_move = op != NULL && status != 0 ? move_of_run(&part->claim, failed_run) : -1;
 
+    /* A WRITE may be refused while its bytes are on their way. */
+    if (op != NULL && spill(stream, stream->head) != 0)
+        return HEFT_ERR_NO_MEMORY;
     stream->head++;
     set_in_flight(stream, stream->in_flight - part->claim.bytes);
     if (op == NULL)
@@ -435,21 +458,11 @@ uint32_t tcp_stream_detach(struct tcp_stream *stream, struct heft_transport_op *
         if (i == stream->head && stream->rx.in_bulk)
             stream->rx.place.moves = NULL;
     }
-    /* a WRITE whose bytes are being sent is the last part: the frame must be finished, from a copy */
-    if (count > 0 && last == stream->tail - 1 && stream->tx.bulk_left > 0 && stream->tx.flat == NULL) {
-        uint64_t left = stream->tx.bulk_left;
-
-        if (stream->spill == NULL)
-            stream->spill = malloc(TCP_PART_BYTES);
-        if (stream->spill != NULL) {
-            tcp_place_get(&stream->tx.place, stream->spill, left);
-            tcp_tx_bulk_flat(&stream->tx, stream->spill, left);
-        } else {
-            heft_error_set(&error, HEFT_ERR_NO_MEMORY, "no memory to finish a canceled write to %s",
-                           stream->endpoint->name);
-            break_locked(stream, HEFT_ERR_NO_MEMORY, &error);
-            tcp_stream_kick(stream);
-        }
+    if (count > 0 && spill(stream, last) != 0) {
+        heft_error_set(&error, HEFT_ERR_NO_MEMORY, "no memory to finish a canceled write to %s",
+                       stream->endpoint->name);
+        break_locked(stream, HEFT_ERR_NO_MEMORY, &error);
+        tcp_stream_kick(stream);
     }
     tcp_unlock(&stream->lock);
     return count;

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "base/log.h"
+#include "base/text.h"
 
 #include <stdarg.h>
 #include <stdio.h>
@@ -36,5 +37,6 @@ void heft_log(enum heft_log_level level, const char *format, ...)
     va_start(args, format);
     (void)vsnprintf(line, sizeof(line), format, args);
     va_end(args);
+    heft_text_clean(line); /* names and words of others are in it, and it is one line */
     sink(level, line, log_context);
 }

@@ -57,7 +57,8 @@ static int expired(struct heft_xfer *xfer, uint64_t now_ns, char *text_out, size
                        (unsigned long long)xfer->options.deadline_ms);
         return HEFT_ERR_DEADLINE;
     }
-    if (now_ns - xfer->last_progress_ns >= xfer->stall_ns) {
+    /* One that was posted after this look began, from another thread, has its time before it. */
+    if (now_ns > xfer->last_progress_ns && now_ns - xfer->last_progress_ns >= xfer->stall_ns) {
         (void)snprintf(text_out, size_bytes, "not a byte came for %llu ms (limit: stall_ms %llu)",
                        (unsigned long long)((now_ns - xfer->last_progress_ns) / HEFT_NS_PER_MS),
                        (unsigned long long)xfer->options.stall_ms);

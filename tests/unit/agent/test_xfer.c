@@ -1,5 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Transfers: checks, life, callbacks, cancel, deadlines; over the transport made for tests. */
+#include "agent/xfer.h"
+#include "base/clock.h"
 #include "pair.h"
 
 #include <unistd.h>
@@ -250,6 +252,24 @@ static void a_deadline_and_a_stall_limit_end_the_transfer_in_time(void **state)
     options.deadline_ms = 5000;
     options.stall_ms = 200;
     expect_end_after(*state, options, HEFT_ERR_STALLED, 200);
+}
+
+/* The monitor reads the clock, then waits for its lock; a transfer posted meanwhile begins later than "now".
+ */
+static void a_transfer_that_begins_while_the_monitor_looks_is_not_taken_for_stalled(void **state)
+{
+    struct pair *pair = *state;
+    struct heft_xfer *xfer = create_read(pair, NULL);
+
+    fake_set_mode(FAKE_HOLD);
+    assert_int_equal(heft_xfer_post(xfer, NULL), 0);
+    (void)pthread_mutex_lock(&pair->client->active_lock);
+    xfer->last_progress_ns = heft_now_ns() + 60 * HEFT_NS_PER_S;
+    (void)pthread_mutex_unlock(&pair->client->active_lock);
+    assert_int_equal(heft_xfer_wait(xfer, 200), HEFT_ERR_AGAIN);
+    fake_finish();
+    assert_int_equal(heft_xfer_wait(xfer, 20000), 0);
+    assert_int_equal(heft_xfer_release(xfer), 0);
 }
 
 static void a_transport_that_counts_too_few_bytes_is_not_believed(void **state)
@@ -528,6 +548,7 @@ int main(void)
         TEST(what_is_active_is_busy),
         TEST(cancel_reports_only_after_the_transport_let_go),
         TEST(a_deadline_and_a_stall_limit_end_the_transfer_in_time),
+        TEST(a_transfer_that_begins_while_the_monitor_looks_is_not_taken_for_stalled),
         TEST(a_transport_that_counts_too_few_bytes_is_not_believed),
         TEST(a_refused_post_leaves_nothing_behind),
         TEST(a_broken_endpoint_is_replaced_when_the_next_transfer_is_created),

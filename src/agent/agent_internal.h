@@ -231,6 +231,7 @@ struct heft_peer {
     struct heft_error error;
     int regions_known; /* the first list came */
     int closing;
+    uint32_t over;   /* atomic: lost, or about to be closed; ends dials that are under way */
     uint32_t active; /* transfers */
     struct heft_doc_read *doc_reads;
     uint64_t next_request_id;

@@ -19,18 +19,29 @@
 
 /* ---- I/O with a deadline ---- */
 
-static int wait_ready(int fd, short events, uint64_t until_ns)
+static int is_cancelled(const struct heft_connect_request *request)
 {
+    return request->cancel && __atomic_load_n(request->cancel, __ATOMIC_ACQUIRE);
+}
+
+static int wait_ready(const struct heft_connect_request *request, int fd, short events)
+{
+    uint64_t until_ns = request->until_ns;
+
     for (;;) {
         struct pollfd poll_fd = {.fd = fd, .events = events};
         uint64_t now_ns = heft_now_ns();
         int timeout_ms, rc;
 
+        if (is_cancelled(request))
+            return HEFT_ERR_CANCELED;
         if (now_ns >= until_ns)
             return HEFT_ERR_DEADLINE;
         timeout_ms = (int)((until_ns - now_ns) / HEFT_NS_PER_MS < 60000
                                ? (until_ns - now_ns + HEFT_NS_PER_MS - 1) / HEFT_NS_PER_MS
                                : 60000);
+        if (request->cancel && timeout_ms > HEFT_CANCEL_LOOK_MS)
+            timeout_ms = HEFT_CANCEL_LOOK_MS;
         rc = poll(&poll_fd, 1, timeout_ms);
         if (rc > 0)
             return 0;
@@ -39,7 +50,7 @@ static int wait_ready(int fd, short events, uint64_t until_ns)
     }
 }
 
-static int send_all(int fd, const void *data, size_t size, uint64_t until_ns)
+static int send_all(const struct heft_connect_request *request, int fd, const void *data, size_t size)
 {
     const uint8_t *at = data;
 
@@ -51,7 +62,7 @@ static int send_all(int fd, const void *data, size_t size, uint64_t until_ns)
             at += sent;
             size -= (size_t)sent;
         } else if (errno == EAGAIN || errno == EWOULDBLOCK) {
-            rc = wait_ready(fd, POLLOUT, until_ns);
+            rc = wait_ready(request, fd, POLLOUT);
             if (rc)
                 return rc;
         } else if (errno != EINTR) {
@@ -61,7 +72,7 @@ static int send_all(int fd, const void *data, size_t size, uint64_t until_ns)
     return 0;
 }
 
-static int receive_all(int fd, void *data, size_t size, uint64_t until_ns)
+static int receive_all(const struct heft_connect_request *request, int fd, void *data, size_t size)
 {
     uint8_t *at = data;
 
@@ -75,7 +86,7 @@ static int receive_all(int fd, void *data, size_t size, uint64_t until_ns)
         } else if (got == 0) {
             return HEFT_ERR_PEER_LOST;
         } else if (errno == EAGAIN || errno == EWOULDBLOCK) {
-            rc = wait_ready(fd, POLLIN, until_ns);
+            rc = wait_ready(request, fd, POLLIN);
             if (rc)
                 return rc;
         } else if (errno != EINTR) {
@@ -85,7 +96,8 @@ static int receive_all(int fd, void *data, size_t size, uint64_t until_ns)
     return 0;
 }
 
-static int send_frame(int fd, uint16_t type, struct heft_buf *payload, uint64_t until_ns)
+static int send_frame(const struct heft_connect_request *request, int fd, uint16_t type,
+                      struct heft_buf *payload)
 {
     uint8_t message[HEFT_FRAME_HEADER_BYTES + HEFT_FRAME_HANDSHAKE_MAX_BYTES];
     int rc = payload->failed;
@@ -93,20 +105,20 @@ static int send_frame(int fd, uint16_t type, struct heft_buf *payload, uint64_t 
     if (!rc) {
         heft_frame_seal(type, 0, 0, payload->data, (uint32_t)payload->size, message);
         memcpy(message + HEFT_FRAME_HEADER_BYTES, payload->data, payload->size);
-        rc = send_all(fd, message, HEFT_FRAME_HEADER_BYTES + payload->size, until_ns);
+        rc = send_all(request, fd, message, HEFT_FRAME_HEADER_BYTES + payload->size);
     }
     heft_buf_free(payload);
     return rc;
 }
 
 /* The next frame of the handshake; a refusal, or anything but `type`, becomes the error. */
-static int receive_frame(int fd, uint16_t type, const char *where, struct heft_frame *frame,
-                         uint8_t payload[HEFT_FRAME_HANDSHAKE_MAX_BYTES], uint64_t until_ns,
+static int receive_frame(const struct heft_connect_request *request, int fd, uint16_t type, const char *where,
+                         struct heft_frame *frame, uint8_t payload[HEFT_FRAME_HANDSHAKE_MAX_BYTES],
                          struct heft_error *error)
 {
     uint8_t header[HEFT_FRAME_HEADER_BYTES];
     struct heft_wire_refuse refuse;
-    int rc = receive_all(fd, header, sizeof(header), until_ns);
+    int rc = receive_all(request, fd, header, sizeof(header));
 
     if (rc)
         goto broken;
@@ -116,7 +128,7 @@ static int receive_frame(int fd, uint16_t type, const char *where, struct heft_f
                               frame->version, HEFT_WIRE_VERSION_LOWEST, HEFT_WIRE_VERSION_HIGHEST);
     if (rc || frame->payload_bytes > HEFT_FRAME_HANDSHAKE_MAX_BYTES)
         return heft_error_set(error, HEFT_ERR_PROTOCOL, "what answers at %s is not a heft agent", where);
-    rc = receive_all(fd, payload, frame->payload_bytes, until_ns);
+    rc = receive_all(request, fd, payload, frame->payload_bytes);
     if (rc)
         goto broken;
     if (heft_frame_check_payload(frame, payload))
@@ -130,6 +142,8 @@ static int receive_frame(int fd, uint16_t type, const char *where, struct heft_f
     return 0;
 
 broken:
+    if (rc == HEFT_ERR_CANCELED)
+        return heft_error_set(error, rc, "connecting to %s was given up", where);
     if (rc == HEFT_ERR_DEADLINE)
         return heft_error_set(error, rc, "%s did not answer the handshake in time", where);
     return heft_error_set(error, HEFT_ERR_UNAVAILABLE, "%s closed the connection during the handshake",
@@ -155,7 +169,7 @@ static int say_hello(const struct heft_connect_request *request, int fd, struct 
     heft_handshake_set_hello(handshake, &hello);
     heft_buf_init(&buf, HEFT_FRAME_HANDSHAKE_MAX_BYTES);
     heft_wire_put_hello(&buf, &hello);
-    return send_frame(fd, HEFT_FRAME_HELLO, &buf, request->until_ns);
+    return send_frame(request, fd, HEFT_FRAME_HELLO, &buf);
 }
 
 /* The server answers for itself first: this side proves nothing to a stranger. */
@@ -186,7 +200,7 @@ static int check_server(const struct heft_connect_request *request, int fd, cons
         return 0;
     heft_buf_init(&buf, HEFT_FRAME_HANDSHAKE_MAX_BYTES);
     heft_wire_put_refuse(&buf, HEFT_ERR_DENIED, "the server's proof is wrong");
-    (void)send_frame(fd, HEFT_FRAME_REFUSE, &buf, request->until_ns);
+    (void)send_frame(request, fd, HEFT_FRAME_REFUSE, &buf);
     return heft_error_set(error, HEFT_ERR_DENIED,
                           "%s: agent '%.*s' does not hold the token that was given for it", where,
                           (int)challenge->name.size, challenge->name.data);
@@ -207,7 +221,7 @@ static int shake_hands(const struct heft_connect_request *request, int fd, const
     if (rc)
         return heft_error_set(error, rc == HEFT_ERR_PEER_LOST ? HEFT_ERR_UNAVAILABLE : rc,
                               "%s closed the connection", where);
-    rc = receive_frame(fd, HEFT_FRAME_CHALLENGE, where, &frame, payload, request->until_ns, error);
+    rc = receive_frame(request, fd, HEFT_FRAME_CHALLENGE, where, &frame, payload, error);
     if (rc)
         return rc;
     if (heft_wire_get_challenge(payload, frame.payload_bytes, &challenge))
@@ -219,10 +233,10 @@ static int shake_hands(const struct heft_connect_request *request, int fd, const
     heft_buf_init(&buf, HEFT_FRAME_HANDSHAKE_MAX_BYTES);
     heft_wire_put_auth(&buf, &auth);
     sent_ns = heft_now_ns();
-    rc = send_frame(fd, HEFT_FRAME_AUTH, &buf, request->until_ns);
+    rc = send_frame(request, fd, HEFT_FRAME_AUTH, &buf);
     if (rc)
         return heft_error_set(error, HEFT_ERR_UNAVAILABLE, "%s closed the connection", where);
-    rc = receive_frame(fd, HEFT_FRAME_READY, where, &frame, payload, request->until_ns, error);
+    rc = receive_frame(request, fd, HEFT_FRAME_READY, where, &frame, payload, error);
     if (rc)
         return rc;
     if (heft_wire_get_ready(payload, frame.payload_bytes, &ready))
@@ -234,8 +248,9 @@ static int shake_hands(const struct heft_connect_request *request, int fd, const
 
 /* ---- addresses ---- */
 
-static int connect_socket(const struct heft_socket_address *address, const char *where, uint64_t until_ns,
-                          int *fd_out, struct heft_error *error)
+static int connect_socket(const struct heft_connect_request *request,
+                          const struct heft_socket_address *address, const char *where, int *fd_out,
+                          struct heft_error *error)
 {
     int family = address->address.ss_family;
     int fd = socket(family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
@@ -251,7 +266,7 @@ static int connect_socket(const struct heft_socket_address *address, const char 
         if (errno != EINPROGRESS && errno != EINTR) {
             failure = errno;
         } else {
-            rc = wait_ready(fd, POLLOUT, until_ns);
+            rc = wait_ready(request, fd, POLLOUT);
             if (rc) {
                 (void)close(fd);
                 return heft_error_set(error, rc, "%s did not answer in time", where);
@@ -284,7 +299,7 @@ static int try_address(const struct heft_connect_request *request, const struct 
         return rc;
     heft_address_text(address, where, sizeof(where));
     for (index = 0; index < count; index++) {
-        rc = connect_socket(&resolved[index], where, request->until_ns, &fd, error);
+        rc = connect_socket(request, &resolved[index], where, &fd, error);
         if (!rc)
             break;
     }
@@ -367,6 +382,8 @@ int heft_connect(const struct heft_connect_request *given, struct heft_connect_r
         struct heft_error failure = HEFT_ERROR_INIT;
         uint64_t now_ns = heft_now_ns();
 
+        if (is_cancelled(&request))
+            return heft_error_set(error, HEFT_ERR_CANCELED, "connecting was given up");
         *result_out = (struct heft_connect_result){.fd = -1};
         /* Each address gets its share of what time is left: a silent one must not eat it all. */
         request.until_ns =

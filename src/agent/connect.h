@@ -5,6 +5,7 @@
 
 #include "agent/agent_internal.h"
 #include "agent/handshake.h"
+#include "agent/peer.h"
 
 struct heft_connect_request {
     struct heft_agent *agent;
@@ -17,6 +18,8 @@ struct heft_connect_request {
     const char *transport;             /* DATA; else "" */
     int tcp_first;                     /* addresses of unix sockets come last */
     uint64_t until_ns;
+    const uint32_t
+        *cancel; /* atomic: ends it within HEFT_CANCEL_LOOK_MS once it is not 0; NULL: nobody does */
 };
 
 struct heft_connect_result {

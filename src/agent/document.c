@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Documents that this agent publishes. A reader holds the bytes it began with, whatever replaces them. */
 #include "agent/agent_internal.h"
+#include "agent/peer.h"
 
 #include "base/error.h"
 
@@ -55,6 +56,14 @@ struct heft_blob *heft_document_hold(struct heft_agent *agent, const char *name,
     }
     (void)pthread_mutex_unlock(&agent->document_lock);
     return blob;
+}
+
+int heft_document_exists(struct heft_agent *agent, const char *name)
+{
+    struct heft_blob *blob = heft_document_hold(agent, name, strlen(name));
+
+    heft_blob_unref(blob);
+    return blob != NULL;
 }
 
 static int check_name(const char *name, struct heft_error *error)

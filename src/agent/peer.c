@@ -121,6 +121,7 @@ static void peer_lost(struct heft_peer *peer, int code, const char *why)
     if (first) {
         (void)heft_error_set(&peer->error, code, "%s: %s", heft_peer_text(peer, who, sizeof(who)), why);
         __atomic_store_n(&peer->status, code, __ATOMIC_RELEASE);
+        __atomic_store_n(&peer->over, 1, __ATOMIC_RELEASE);
         heft_doc_fail_all(peer);
         (void)pthread_cond_broadcast(&peer->cond);
     }
@@ -294,16 +295,33 @@ static void unlist_peer(struct heft_peer *peer)
     (void)pthread_mutex_unlock(&agent->peers_lock);
 }
 
+/* Waits on the peer's condition, in slices where somebody may cancel: 0 (look again), AGAIN once until_ns
+ * passed, CANCELED. */
+static int wait_peer(struct heft_peer *peer, uint64_t until_ns, const uint32_t *cancel)
+{
+    uint64_t slice_ns = cancel ? heft_deadline_after_ms(HEFT_CANCEL_LOOK_MS) : until_ns;
+    int rc;
+
+    if (cancel && __atomic_load_n(cancel, __ATOMIC_ACQUIRE))
+        return HEFT_ERR_CANCELED;
+    rc = heft_cond_wait_until(&peer->cond, &peer->lock, slice_ns < until_ns ? slice_ns : until_ns);
+    return rc && slice_ns < until_ns ? 0 : rc;
+}
+
 /* The connection is up: its regions are waited for, so that the first transfer finds them. */
-static int await_regions(struct heft_peer *peer, uint64_t until_ns, struct heft_error *error)
+static int await_regions(struct heft_peer *peer, uint64_t until_ns, const uint32_t *cancel,
+                         struct heft_error *error)
 {
     char who[HEFT_PEER_TEXT_BYTES];
     int rc = 0;
 
     (void)pthread_mutex_lock(&peer->lock);
     while (!peer->regions_known && !peer->status && !rc)
-        rc = heft_cond_wait_until(&peer->cond, &peer->lock, until_ns);
-    if (peer->status) {
+        rc = wait_peer(peer, until_ns, cancel);
+    if (rc == HEFT_ERR_CANCELED) {
+        (void)heft_error_set(error, rc, "connecting to %s was given up",
+                             heft_peer_text(peer, who, sizeof(who)));
+    } else if (peer->status) {
         rc = peer->status;
         if (error)
             *error = peer->error;
@@ -320,6 +338,12 @@ static int await_regions(struct heft_peer *peer, uint64_t until_ns, struct heft_
 int heft_peer_connect(struct heft_agent *agent, const struct heft_peer_options *given,
                       struct heft_peer **peer_out, struct heft_error *error)
 {
+    return heft_peer_connect_or_cancel(agent, given, NULL, peer_out, error);
+}
+
+int heft_peer_connect_or_cancel(struct heft_agent *agent, const struct heft_peer_options *given,
+                                const uint32_t *cancel, struct heft_peer **peer_out, struct heft_error *error)
+{
     struct heft_peer_options options = HEFT_PEER_OPTIONS_INIT;
     struct heft_connect_request request = {.agent = agent, .purpose = HEFT_WIRE_CONTROL, .transport = ""};
     struct heft_connect_result result;
@@ -335,6 +359,7 @@ int heft_peer_connect(struct heft_agent *agent, const struct heft_peer_options *
     request.key = options.token.bytes;
     request.name = options.name ? options.name : "";
     request.generation = options.generation;
+    request.cancel = cancel;
     request.until_ns =
         heft_deadline_after_ms(options.connect_timeout_ms ? options.connect_timeout_ms : CONNECT_TIMEOUT_MS);
     rc = heft_connect(&request, &result, error);
@@ -357,7 +382,7 @@ int heft_peer_connect(struct heft_agent *agent, const struct heft_peer_options *
     if (rc)
         goto fail_peer;
     list_peer(peer);
-    rc = await_regions(peer, request.until_ns, error);
+    rc = await_regions(peer, request.until_ns, cancel, error);
     if (rc) {
         heft_peer_shut(peer);
         heft_peer_unref(peer);
@@ -387,7 +412,8 @@ int heft_host_dial(void *slot_pointer, uint32_t timeout_ms, int *fd_out, struct 
         .session = peer->session,
         .transport = peer->agent->transports[slot->index].ops.name,
         .tcp_first = 1,
-        .until_ns = heft_deadline_after_ms(timeout_ms ? timeout_ms : DIAL_TIMEOUT_MS)};
+        .until_ns = heft_deadline_after_ms(timeout_ms ? timeout_ms : DIAL_TIMEOUT_MS),
+        .cancel = &peer->over};
     struct heft_connect_result result;
     int rc;
 
@@ -398,6 +424,11 @@ int heft_host_dial(void *slot_pointer, uint32_t timeout_ms, int *fd_out, struct 
         return rc;
     *fd_out = result.fd;
     return 0;
+}
+
+void heft_peer_end_dials(struct heft_peer *peer)
+{
+    __atomic_store_n(&peer->over, 1, __ATOMIC_RELEASE);
 }
 
 /* ---- closing ---- */
@@ -414,6 +445,7 @@ void heft_peer_shut(struct heft_peer *peer)
 
     (void)pthread_mutex_lock(&peer->lock);
     peer->closing = 1;
+    __atomic_store_n(&peer->over, 1, __ATOMIC_RELEASE);
     heft_doc_fail_all(peer);
     (void)pthread_mutex_unlock(&peer->lock);
     if (!peer->is_self) {
@@ -578,6 +610,14 @@ int heft_peer_read_document(struct heft_peer *peer, const char *name, uint64_t l
                             uint32_t timeout_ms, void **data_out, uint64_t *size_bytes_out,
                             struct heft_error *error)
 {
+    return heft_peer_read_document_or_cancel(peer, name, limit_bytes, timeout_ms, NULL, data_out,
+                                             size_bytes_out, error);
+}
+
+int heft_peer_read_document_or_cancel(struct heft_peer *peer, const char *name, uint64_t limit_bytes,
+                                      uint32_t timeout_ms, const uint32_t *cancel, void **data_out,
+                                      uint64_t *size_bytes_out, struct heft_error *error)
+{
     struct heft_doc_read read = {.limit_bytes = limit_bytes}, **at;
     struct get_call call = {peer, name, 0, limit_bytes};
     uint64_t until_ns = heft_deadline_after_ms(timeout_ms ? timeout_ms : CONNECT_TIMEOUT_MS);
@@ -603,7 +643,7 @@ int heft_peer_read_document(struct heft_peer *peer, const char *name, uint64_t l
         heft_agent_run_on(peer->agent->control, get_on_control, &call);
         (void)pthread_mutex_lock(&peer->lock);
         while (!read.done && !read.error.code && !rc)
-            rc = heft_cond_wait_until(&peer->cond, &peer->lock, until_ns);
+            rc = wait_peer(peer, until_ns, cancel);
         for (at = &peer->doc_reads; *at != &read; at = &(*at)->next)
             ;
         *at = read.next;
@@ -615,6 +655,9 @@ int heft_peer_read_document(struct heft_peer *peer, const char *name, uint64_t l
         return 0;
     }
     free(read.data);
+    if (!read.error.code && rc == HEFT_ERR_CANCELED)
+        return heft_error_set(error, rc, "reading document '%s' of %s was given up", name,
+                              heft_peer_text(peer, who, sizeof(who)));
     if (!read.error.code)
         return heft_error_set(error, HEFT_ERR_DEADLINE, "document '%s' of %s did not come within %u ms", name,
                               heft_peer_text(peer, who, sizeof(who)),

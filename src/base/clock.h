@@ -27,4 +27,13 @@ static inline uint64_t heft_clock_now(const struct heft_clock *clock)
 #define HEFT_NS_PER_MS UINT64_C(1000000)
 #define HEFT_NS_PER_S UINT64_C(1000000000)
 
+/* So many ms after then; capped at some decades, so that "for ever" neither wraps nor overflows a timespec.
+ */
+static inline uint64_t heft_after_ms(uint64_t then_ns, uint64_t ms)
+{
+    const uint64_t most_ms = UINT64_C(1) << 40;
+
+    return then_ns + (ms < most_ms ? ms : most_ms) * HEFT_NS_PER_MS;
+}
+
 #endif

@@ -5,6 +5,7 @@
  * drained, before its chunk goes to another source.
  */
 #include "load/executor.h"
+#include "agent/peer.h"
 #include "base/clock.h"
 #include "base/digest.h"
 #include "base/error.h"
@@ -12,10 +13,10 @@
 
 #include <inttypes.h>
 #include <pthread.h>
-#include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #define NO_CHUNK UINT64_MAX
 #define FIRST_RUNS 64u
@@ -69,6 +70,10 @@ struct heft_executor {
     struct heft_error error;
     pthread_mutex_t lock;
     pthread_cond_t changed;
+    /* The maker: a thread for what may block, making slots' transfers, at first and after they broke. */
+    pthread_t maker;
+    int maker_started, maker_stop;  /* maker_stop: under the lock */
+    pthread_mutex_t transfers_lock; /* outer to lock: no transfer is released while it is being cancelled */
 };
 
 static void on_done(struct heft_xfer *xfer, const struct heft_xfer_result *result, void *context);
@@ -132,16 +137,6 @@ static void give_back(struct heft_executor *executor, struct slot *slot)
     slot->chunk = NO_CHUNK;
 }
 
-static int goes_on(const struct heft_executor *executor)
-{
-    uint32_t index;
-
-    for (index = 0; index < executor->lane_count; index++)
-        if (is_live(&executor->lanes[index]))
-            return 1;
-    return 0;
-}
-
 static void lose_source(struct heft_executor *executor, uint32_t index, int code, const char *text)
 {
     struct heft_source *source = executor->lanes[index].source;
@@ -150,9 +145,8 @@ static void lose_source(struct heft_executor *executor, uint32_t index, int code
         return;
     source->state = HEFT_SOURCE_LOST;
     heft_error_set(&source->reason, code, "%s", text && text[0] ? text : heft_error_text(code));
-    /* The last one's loss ends the load, whose error says the same. */
-    heft_log(goes_on(executor) ? HEFT_LOG_WARN : HEFT_LOG_INFO, "source %s lost: %s: %s", source->name,
-             heft_error_name(code), source->reason.text);
+    heft_log(HEFT_LOG_WARN, "source %s lost: %s: %s", source->name, heft_error_name(code),
+             source->reason.text);
 }
 
 /* Ends the load when nothing flies, nothing is being repaired, and no live source can take what is left. */
@@ -161,7 +155,6 @@ static void check_hopeless(struct heft_executor *executor)
     char reasons[HEFT_ERROR_TEXT_BYTES] = "";
     size_t used = 0;
     uint32_t index, slot;
-    int all_required = 1;
 
     if (executor->stopping || executor->left == 0 || executor->active > 0)
         return;
@@ -186,10 +179,9 @@ static void check_hopeless(struct heft_executor *executor)
                      source->reason.text[0] ? source->reason.text : "does not hold the rest");
 
         used += size > 0 ? (size_t)size : 0;
-        all_required &= source->reason.code == HEFT_ERR_REQUIRED;
     }
     executor->stopping = 1;
-    heft_error_set(&executor->error, all_required ? HEFT_ERR_REQUIRED : HEFT_ERR_SOURCE_LOST,
+    heft_error_set(&executor->error, HEFT_ERR_SOURCE_LOST,
                    "no source is left for %" PRIu64 " of %" PRIu64 " chunks: %s", executor->left,
                    executor->options.plan->chunk_count, reasons);
 }
@@ -251,11 +243,11 @@ static void blame(struct heft_executor *executor, struct slot *slot, int status,
         slot->state = SLOT_IDLE;
         return;
     }
-    if (lane->source->peer && breaks_stream(status) &&
+    if (lane->source->peer && breaks_stream(status) && executor->maker_started &&
         heft_peer_status(lane->source->peer, NULL) == HEFT_OK &&
         lane->repairs < MAX_REPAIRS * lane->source->credits) {
         lane->repairs++;
-        slot->state = SLOT_BROKEN; /* the waiting thread makes its transfer anew: that may block */
+        slot->state = SLOT_BROKEN; /* the maker makes its transfer anew: that may block */
         return;
     }
     slot->state = SLOT_IDLE;
@@ -483,7 +475,7 @@ static void on_done(struct heft_xfer *xfer, const struct heft_xfer_result *resul
     (void)pthread_mutex_unlock(&executor->lock);
 }
 
-/* ---- the waiting thread's work ---- */
+/* ---- the maker's work ---- */
 
 /* Makes the slot's transfer for a chunk that its source covers; may connect, so never on a worker. */
 static int make_xfer(struct slot *slot, uint64_t chunk, struct heft_error *error)
@@ -529,6 +521,32 @@ static uint64_t first_covered(const struct heft_executor *executor, uint32_t sou
     return NO_CHUNK;
 }
 
+/* Nothing more is to be made: the load is over, or about to be. */
+static int maker_done(struct heft_executor *executor)
+{
+    int done;
+
+    (void)pthread_mutex_lock(&executor->lock);
+    done = executor->maker_stop || executor->stopping || executor->left == 0;
+    (void)pthread_mutex_unlock(&executor->lock);
+    return done;
+}
+
+static void make_slot(struct heft_executor *executor, struct slot *slot, uint64_t chunk)
+{
+    struct heft_error error = HEFT_ERROR_INIT;
+    int rc = make_xfer(slot, chunk, &error);
+
+    if (rc) {
+        make_failed(slot, rc, error.text);
+        return;
+    }
+    (void)pthread_mutex_lock(&executor->lock);
+    slot->state = SLOT_IDLE;
+    (void)pthread_mutex_unlock(&executor->lock);
+    kick(executor); /* the first transfers run while later ones are still made */
+}
+
 static void repair_slots(struct heft_executor *executor)
 {
     uint32_t index, slot;
@@ -538,26 +556,73 @@ static void repair_slots(struct heft_executor *executor)
 
         for (slot = 0; slot < lane->source->credits; slot++) {
             struct slot *broken = &lane->slots[slot];
-            struct heft_error error = HEFT_ERROR_INIT;
             int rc;
 
+            if (maker_done(executor))
+                return;
+            (void)pthread_mutex_lock(&executor->transfers_lock);
             (void)pthread_mutex_lock(&executor->lock);
-            rc = broken->state == SLOT_BROKEN && !executor->stopping;
+            rc = broken->state == SLOT_BROKEN;
             (void)pthread_mutex_unlock(&executor->lock);
-            if (!rc || heft_xfer_release(broken->xfer))
-                continue;
-            broken->xfer = NULL;
-            rc = make_xfer(broken, first_covered(executor, index), &error);
-            if (rc) {
-                make_failed(broken, rc, error.text);
-                continue;
-            }
-            (void)pthread_mutex_lock(&executor->lock);
-            broken->state = SLOT_IDLE;
-            (void)pthread_mutex_unlock(&executor->lock);
+            if (rc && heft_xfer_release(broken->xfer) == HEFT_OK)
+                broken->xfer = NULL;
+            else
+                rc = 0;
+            (void)pthread_mutex_unlock(&executor->transfers_lock);
+            if (rc)
+                make_slot(executor, broken, first_covered(executor, index));
         }
     }
 }
+
+static void make_lanes(struct heft_executor *executor)
+{
+    uint32_t index, slot;
+
+    for (index = 0; index < executor->lane_count; index++) {
+        struct lane *lane = &executor->lanes[index];
+        uint64_t chunk = first_covered(executor, index);
+
+        (void)pthread_mutex_lock(&executor->lock);
+        lane->source->first_ns = heft_now_ns();
+        if (chunk == NO_CHUNK) /* it holds nothing that is wanted: nobody must wait for it */
+            lane->cursor = executor->options.plan->chunk_count;
+        (void)pthread_mutex_unlock(&executor->lock);
+        for (slot = 0; slot < lane->source->credits && chunk != NO_CHUNK; slot++) {
+            int live;
+
+            if (maker_done(executor))
+                return;
+            (void)pthread_mutex_lock(&executor->lock);
+            live = is_live(lane);
+            (void)pthread_mutex_unlock(&executor->lock);
+            if (!live)
+                break;
+            make_slot(executor, &lane->slots[slot], chunk);
+        }
+    }
+}
+
+/* A peer that froze may keep this thread for seconds; the others' transfers, and the deadline, go on. */
+static void *maker_main(void *argument)
+{
+    struct heft_executor *executor = argument;
+
+    make_lanes(executor);
+    while (!maker_done(executor)) {
+        uint64_t tick = heft_now_ns() + TICK_NS;
+        struct timespec until = {(time_t)(tick / HEFT_NS_PER_S), (long)(tick % HEFT_NS_PER_S)};
+
+        repair_slots(executor);
+        (void)pthread_mutex_lock(&executor->lock);
+        if (!executor->maker_stop)
+            (void)pthread_cond_clockwait(&executor->changed, &executor->lock, CLOCK_MONOTONIC, &until);
+        (void)pthread_mutex_unlock(&executor->lock);
+    }
+    return NULL;
+}
+
+/* ---- the waiting thread's work ---- */
 
 /* True when another live source has an idle slot, covers the chunk, and would be done with it sooner. */
 static int has_thief(const struct heft_executor *executor, const struct slot *slot, uint64_t age_ns)
@@ -577,12 +642,24 @@ static int has_thief(const struct heft_executor *executor, const struct slot *sl
     return 0;
 }
 
+/*
+ * What a source did not finish in this time tells of its pace as much as what it finished. Without it, a
+ * source that never finished a chunk would count as the fastest of all, and two slow ones would take a chunk
+ * from each other for ever.
+ */
+static void note_slow(struct lane *lane, uint64_t age_ns)
+{
+    if (lane->chunk_ns < age_ns)
+        lane->chunk_ns = age_ns;
+}
+
 static void steal_from_slow(struct heft_executor *executor)
 {
     struct slot *slow[16];
     uint32_t count = 0, index, slot;
     uint64_t now = heft_now_ns();
 
+    (void)pthread_mutex_lock(&executor->transfers_lock);
     (void)pthread_mutex_lock(&executor->lock);
     for (index = 0; index < executor->lane_count && executor->lane_count > 1; index++) {
         struct lane *lane = &executor->lanes[index];
@@ -594,6 +671,7 @@ static void steal_from_slow(struct heft_executor *executor)
                 now > candidate->posted_ns + STEAL_AFTER_NS &&
                 has_thief(executor, candidate, now - candidate->posted_ns)) {
                 candidate->stealing = 1;
+                note_slow(lane, now - candidate->posted_ns);
                 slow[count++] = candidate;
             }
         }
@@ -601,21 +679,31 @@ static void steal_from_slow(struct heft_executor *executor)
     (void)pthread_mutex_unlock(&executor->lock);
     for (index = 0; index < count; index++)
         (void)heft_xfer_cancel(slow[index]->xfer);
+    (void)pthread_mutex_unlock(&executor->transfers_lock);
 }
 
 static void cancel_flying(struct heft_executor *executor)
 {
     uint32_t index, slot;
 
+    (void)pthread_mutex_lock(&executor->transfers_lock);
     for (index = 0; index < executor->lane_count; index++)
-        for (slot = 0; slot < executor->lanes[index].source->credits; slot++)
-            if (executor->lanes[index].slots[slot].xfer)
-                (void)heft_xfer_cancel(executor->lanes[index].slots[slot].xfer);
+        for (slot = 0; slot < executor->lanes[index].source->credits; slot++) {
+            struct slot *each = &executor->lanes[index].slots[slot];
+            int flying;
+
+            (void)pthread_mutex_lock(&executor->lock);
+            flying = each->state == SLOT_FLYING;
+            (void)pthread_mutex_unlock(&executor->lock);
+            if (flying)
+                (void)heft_xfer_cancel(each->xfer);
+        }
+    (void)pthread_mutex_unlock(&executor->transfers_lock);
 }
 
 int heft_executor_wait(struct heft_executor *executor, uint64_t timeout_ms, struct heft_error *error)
 {
-    uint64_t end_ns = heft_now_ns() + timeout_ms * HEFT_NS_PER_MS;
+    uint64_t end_ns = heft_after_ms(heft_now_ns(), timeout_ms);
     int rc = HEFT_ERR_AGAIN, cancelled = 0;
 
     for (;;) {
@@ -645,7 +733,6 @@ int heft_executor_wait(struct heft_executor *executor, uint64_t timeout_ms, stru
             cancelled = 1;
             continue;
         }
-        repair_slots(executor);
         steal_from_slow(executor);
         kick(executor);
     }
@@ -664,28 +751,14 @@ void heft_executor_stop(struct heft_executor *executor, int code, const char *te
 
 void heft_executor_start(struct heft_executor *executor)
 {
-    uint32_t index, slot;
+    int started;
 
-    for (index = 0; index < executor->lane_count; index++) {
-        struct lane *lane = &executor->lanes[index];
-        uint64_t chunk = first_covered(executor, index);
-
-        lane->source->first_ns = heft_now_ns();
-        for (slot = 0; slot < lane->source->credits && chunk != NO_CHUNK; slot++) {
-            struct heft_error error = HEFT_ERROR_INIT;
-            int rc = make_xfer(&lane->slots[slot], chunk, &error);
-
-            if (rc) {
-                make_failed(&lane->slots[slot], rc, error.text);
-                break;
-            }
-            (void)pthread_mutex_lock(&executor->lock);
-            lane->slots[slot].state = SLOT_IDLE;
-            (void)pthread_mutex_unlock(&executor->lock);
-            kick(executor); /* the first transfers run while later ones are still made */
-        }
-    }
-    kick(executor);
+    (void)pthread_mutex_lock(&executor->lock);
+    started = pthread_create(&executor->maker, NULL, maker_main, executor) == 0;
+    executor->maker_started = started;
+    (void)pthread_mutex_unlock(&executor->lock);
+    if (!started)
+        make_lanes(executor); /* without a thread: no repairs, and a frozen peer is waited for */
 }
 
 uint64_t heft_executor_bytes_done(const struct heft_executor *executor)
@@ -709,14 +782,15 @@ uint32_t heft_executor_sources_left(struct heft_executor *executor)
     return count;
 }
 
-/* Every transfer is terminal here; at most its callback is still returning on a worker. */
+/* Every transfer is terminal here; at most its callback is still returning on a worker. Counted in tries, not
+ * in time: this process may have been stopped for as long as somebody liked. */
 static void release_xfer(struct heft_xfer *xfer)
 {
-    uint64_t end_ns = heft_now_ns() + 10 * HEFT_NS_PER_S;
+    unsigned tries;
 
-    while (heft_xfer_release(xfer) == HEFT_ERR_BUSY) {
-        HEFT_ASSERT(heft_now_ns() < end_ns);
-        (void)sched_yield();
+    for (tries = 0; heft_xfer_release(xfer) == HEFT_ERR_BUSY; tries++) {
+        HEFT_ASSERT(tries < 10000);
+        (void)usleep(1000);
     }
 }
 
@@ -726,6 +800,15 @@ void heft_executor_free(struct heft_executor *executor)
 
     if (!executor)
         return;
+    (void)pthread_mutex_lock(&executor->lock);
+    executor->maker_stop = 1;
+    (void)pthread_cond_broadcast(&executor->changed);
+    (void)pthread_mutex_unlock(&executor->lock);
+    for (index = 0; executor->maker_started && index < executor->lane_count; index++)
+        if (executor->lanes[index].source->peer)
+            heft_peer_end_dials(executor->lanes[index].source->peer);
+    if (executor->maker_started)
+        (void)pthread_join(executor->maker, NULL);
     for (index = 0; executor->lanes && index < executor->lane_count; index++) {
         struct lane *lane = &executor->lanes[index];
 
@@ -739,6 +822,7 @@ void heft_executor_free(struct heft_executor *executor)
     free(executor->lanes);
     free(executor->states);
     free(executor->returned);
+    (void)pthread_mutex_destroy(&executor->transfers_lock);
     (void)pthread_mutex_destroy(&executor->lock);
     (void)pthread_cond_destroy(&executor->changed);
     free(executor);
@@ -780,6 +864,7 @@ int heft_executor_create(const struct heft_executor_options *options, struct hef
     executor->options = *options;
     executor->left = chunks;
     (void)pthread_mutex_init(&executor->lock, NULL);
+    (void)pthread_mutex_init(&executor->transfers_lock, NULL);
     (void)pthread_cond_init(&executor->changed, NULL);
     executor->states = calloc(chunks ? chunks : 1, 1);
     executor->returned = calloc(chunks ? chunks : 1, sizeof(*executor->returned));

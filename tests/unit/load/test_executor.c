@@ -3,6 +3,7 @@
  * The executor against a transfer layer of our own (the heft_xfer_* calls below), in which every source can
  * be told to be slow, to die, to freeze, to send wrong bytes, or to finish inside post.
  */
+#include "agent/peer.h"
 #include "base/clock.h"
 #include "base/digest.h"
 #include "base/error.h"
@@ -31,6 +32,8 @@ struct fake_source {
     int inside_post;       /* ends before post returns */
     int broken_streams;    /* so many transfers end PEER_LOST although the peer lives */
     int create_fails;
+    int create_hangs; /* until the dials of its peer are ended */
+    uint32_t dials_ended;
     uint64_t count;
 };
 
@@ -64,6 +67,11 @@ int heft_xfer_create(struct heft_agent *agent, enum heft_op op, struct heft_peer
     assert_int_equal(op, HEFT_OP_READ);
     if (fakes[peer->index].create_fails)
         return heft_error_set(error, HEFT_ERR_REQUIRED, "no such route");
+    if (fakes[peer->index].create_hangs) {
+        while (!__atomic_load_n(&fakes[peer->index].dials_ended, __ATOMIC_ACQUIRE))
+            (void)usleep(500);
+        return heft_error_set(error, HEFT_ERR_CANCELED, "the dial was given up");
+    }
     xfer = calloc(1, sizeof(*xfer));
     assert_non_null(xfer);
     xfer->source = peer->index;
@@ -186,6 +194,11 @@ int heft_peer_status(const struct heft_peer *peer, struct heft_error *error)
     dead = fake->dies_after >= 0 && (int64_t)fake->count > fake->dies_after;
     (void)pthread_mutex_unlock(&fake_lock);
     return dead ? HEFT_ERR_PEER_LOST : HEFT_OK;
+}
+
+void heft_peer_end_dials(struct heft_peer *peer)
+{
+    __atomic_store_n(&fakes[peer->index].dials_ended, 1, __ATOMIC_RELEASE);
 }
 
 /* ---- one load ---- */
@@ -418,6 +431,57 @@ static void a_frozen_sources_last_chunks_are_stolen(void **state)
     teardown(&world);
 }
 
+/* Each would take the other's last chunk before it is done with it, if a source without a finished chunk
+ * counted as quick. */
+static void two_slow_sources_do_not_take_chunks_from_each_other_for_ever(void **state)
+{
+    struct world world;
+    struct heft_error error = HEFT_ERROR_INIT;
+
+    (void)state;
+    calm();
+    fakes[0].delay_us = 600000;
+    fakes[1].freezes_after = 0;
+    setup(&world, 2, 1);
+    assert_int_equal(run(&world, &error), 0);
+    check_bytes(&world);
+    teardown(&world);
+}
+
+/* Such as the replica of another rank: alive, but of no use when the only useful one dies. */
+static void a_source_that_holds_nothing_wanted_does_not_keep_a_hopeless_load(void **state)
+{
+    struct world world;
+    struct heft_error error = HEFT_ERROR_INIT;
+    uint64_t chunk, begin = heft_now_ns();
+
+    (void)state;
+    calm();
+    fakes[0].dies_after = 2;
+    setup(&world, 2, 1);
+    for (chunk = 0; chunk < world.plan->chunk_count; chunk++)
+        world.plan->chunks[chunk].sources = 1;
+    assert_int_equal(run(&world, &error), HEFT_ERR_SOURCE_LOST);
+    assert_true(heft_now_ns() - begin < 10 * HEFT_NS_PER_S);
+    teardown(&world);
+}
+
+static void a_peer_that_freezes_while_it_is_connected_delays_neither_the_others_nor_the_end(void **state)
+{
+    struct world world;
+    struct heft_error error = HEFT_ERROR_INIT;
+    uint64_t begin = heft_now_ns();
+
+    (void)state;
+    calm();
+    fakes[1].create_hangs = 1;
+    setup(&world, 2, 1);
+    assert_int_equal(run(&world, &error), 0);
+    check_bytes(&world);
+    teardown(&world);
+    assert_true(heft_now_ns() - begin < 20 * HEFT_NS_PER_S);
+}
+
 static void transfers_that_end_inside_post_do_not_recurse(void **state)
 {
     struct world world;
@@ -449,7 +513,7 @@ static void a_broken_stream_of_a_living_peer_is_repaired(void **state)
     teardown(&world);
 }
 
-static void a_route_that_is_required_and_missing_loses_the_source_or_ends_the_load(void **state)
+static void a_route_that_is_required_and_missing_loses_the_source(void **state)
 {
     struct world world;
     struct heft_error error = HEFT_ERROR_INIT;
@@ -465,7 +529,7 @@ static void a_route_that_is_required_and_missing_loses_the_source_or_ends_the_lo
     calm();
     fakes[0].create_fails = 1;
     setup(&world, 1, 1);
-    assert_int_equal(run(&world, &error), HEFT_ERR_REQUIRED);
+    assert_int_equal(run(&world, &error), HEFT_ERR_SOURCE_LOST);
     teardown(&world);
 }
 
@@ -551,9 +615,12 @@ int main(void)
         cmocka_unit_test(without_a_source_left_the_error_lists_all_of_them),
         cmocka_unit_test(wrong_bytes_lose_the_source_not_the_load),
         cmocka_unit_test(a_frozen_sources_last_chunks_are_stolen),
+        cmocka_unit_test(two_slow_sources_do_not_take_chunks_from_each_other_for_ever),
+        cmocka_unit_test(a_source_that_holds_nothing_wanted_does_not_keep_a_hopeless_load),
+        cmocka_unit_test(a_peer_that_freezes_while_it_is_connected_delays_neither_the_others_nor_the_end),
         cmocka_unit_test(transfers_that_end_inside_post_do_not_recurse),
         cmocka_unit_test(a_broken_stream_of_a_living_peer_is_repaired),
-        cmocka_unit_test(a_route_that_is_required_and_missing_loses_the_source_or_ends_the_load),
+        cmocka_unit_test(a_route_that_is_required_and_missing_loses_the_source),
         cmocka_unit_test(stopping_drains_before_it_reports),
         cmocka_unit_test(digests_are_made_where_none_are_known),
         cmocka_unit_test(random_misfortunes_end_right_or_with_an_error),

@@ -280,12 +280,7 @@ static int move_bytes(struct heft_load *load, struct run *run, uint64_t end_ns, 
     (void)pthread_mutex_unlock(&load->lock);
     heft_executor_start(executor);
     while ((rc = heft_executor_wait(executor, WAIT_SLICE_MS, error)) == HEFT_ERR_AGAIN) {
-        int cancel;
-
-        (void)pthread_mutex_lock(&load->lock);
-        cancel = load->cancel_wanted;
-        (void)pthread_mutex_unlock(&load->lock);
-        if (cancel)
+        if (__atomic_load_n(&load->cancel_wanted, __ATOMIC_ACQUIRE))
             heft_executor_stop(executor, HEFT_ERR_CANCELED, "the load was canceled");
         else if (heft_now_ns() >= end_ns)
             heft_executor_stop(executor, HEFT_ERR_DEADLINE, "the deadline passed while bytes were moving");
@@ -306,15 +301,22 @@ static int move_bytes(struct heft_load *load, struct run *run, uint64_t end_ns, 
 
 /* ---- the end ---- */
 
-/* Files that changed while they were read may have given bytes of two versions. */
+/*
+ * Files that changed while they were read may have given bytes of two versions. Those that were lost on the
+ * way gave bytes before; they need no look where every block was compared with a replica's digest.
+ */
 static int check_files_unchanged(struct heft_load *load, struct heft_error *error)
 {
+    int compared = load->blocks_total > 0 && load->blocks_verified == load->blocks_total;
     uint32_t index;
 
-    for (index = 0; index < load->found->ready; index++)
-        if (load->found->sources[index]->kind == HEFT_SOURCE_FILES &&
-            load->found->sources[index]->state == HEFT_SOURCE_USED)
+    for (index = 0; index < load->found->ready; index++) {
+        const struct heft_source *source = load->found->sources[index];
+
+        if (source->kind == HEFT_SOURCE_FILES && source->bytes > 0 &&
+            (source->state == HEFT_SOURCE_USED || !compared))
             return heft_opened_check_unchanged(load->found->opened, error);
+    }
     return HEFT_OK;
 }
 
@@ -396,8 +398,8 @@ static int load_run(struct heft_load *load, struct heft_error *error)
     struct run run = {.load = load};
     struct heft_model *model = NULL;
     struct heft_found *found;
-    uint64_t end_ns = load->started_ns + load->options.deadline_ms * HEFT_NS_PER_MS;
-    int rc = heft_sources_find(&load->options, load->agent, &found, error);
+    uint64_t end_ns = heft_after_ms(load->started_ns, load->options.deadline_ms);
+    int rc = heft_sources_find(&load->options, load->agent, end_ns, &load->cancel_wanted, &found, error);
 
     if (rc)
         return rc;
@@ -536,9 +538,9 @@ static int copy_options(struct heft_load *load, const struct heft_load_options *
         return heft_error_set(error, HEFT_ERR_INVALID,
                               "max_host_bytes is %" PRIu64 ": at least %" PRIu64 " (16M) is needed",
                               o->max_host_bytes, MIN_HOST_BYTES);
-    if (o->rank >= (o->ranks ? o->ranks : 1))
+    if (o->ranks > 1 && o->rank >= o->ranks)
         return heft_error_set(error, HEFT_ERR_INVALID, "rank %u of %u does not exist: ranks count from 0",
-                              o->rank, o->ranks ? o->ranks : 1);
+                              o->rank, o->ranks);
     if (o->targets && o->ranks > 1)
         return heft_error_set(error, HEFT_ERR_INVALID,
                               "targets name their boxes themselves: leave ranks out");
@@ -613,7 +615,7 @@ void heft_load_get_progress(struct heft_load *load, struct heft_load_progress *p
 
 int heft_load_wait(struct heft_load *load, uint64_t timeout_ms, struct heft_error *error)
 {
-    uint64_t until = heft_now_ns() + timeout_ms * HEFT_NS_PER_MS;
+    uint64_t until = heft_after_ms(heft_now_ns(), timeout_ms);
     struct timespec when = {(time_t)(until / HEFT_NS_PER_S), (long)(until % HEFT_NS_PER_S)};
     int rc = HEFT_ERR_AGAIN;
 
@@ -631,9 +633,7 @@ int heft_load_wait(struct heft_load *load, uint64_t timeout_ms, struct heft_erro
 
 void heft_load_cancel(struct heft_load *load)
 {
-    (void)pthread_mutex_lock(&load->lock);
-    load->cancel_wanted = 1;
-    (void)pthread_mutex_unlock(&load->lock);
+    __atomic_store_n(&load->cancel_wanted, 1, __ATOMIC_RELEASE);
 }
 
 struct heft_model *heft_load_take_model(struct heft_load *load)

@@ -2,15 +2,15 @@
 /*
  * Candidates are gathered first (files, records, named peers), then replicas are connected side by side: one
  * that does not answer costs a short grace, not its whole timeout, as soon as another source is ready. A
- * connection that comes too late is dropped; its thread is joined when the load is freed.
+ * connection that comes too late is dropped: it is given up, and its thread joined, when the load is freed.
  */
 #include "load/sources.h"
+#include "agent/peer.h"
 #include "base/clock.h"
 #include "base/digest.h"
 #include "base/error.h"
 #include "base/log.h"
 #include "format/modeldir.h"
-#include "load/open_place.h"
 
 #include <inttypes.h>
 #include <pthread.h>
@@ -40,10 +40,16 @@ struct candidate {
 
 struct hunt { /* one search; shared with the connecting threads */
     struct heft_agent *agent;
+    uint32_t over; /* atomic: connections that are still being made are given up */
+    /* What a replica must hold: constant while threads run. */
+    const struct heft_manifest *reference; /* the files', NULL: none */
+    const struct heft_identity *wanted;
+    int exact;
     pthread_mutex_t lock;
     pthread_cond_t changed;
     struct candidate *candidates;
     uint32_t count;
+    uint64_t took_ns; /* how long was waited for answers */
 };
 
 /* What heft_found owns beyond the public part. */
@@ -175,6 +181,28 @@ static int find_files(const struct heft_load_options *options, struct heft_agent
 
 /* ---- replicas ---- */
 
+static int compare_with_hub_name(const struct heft_identity *wanted, const struct heft_manifest *manifest,
+                                 struct heft_error *error)
+{
+    if (wanted->model[0] && strcmp(wanted->model, manifest->identity.model) != 0)
+        return heft_error_set(error, HEFT_ERR_INCOMPATIBLE, "it holds model %s, not %s",
+                              manifest->identity.model, wanted->model);
+    if (wanted->revision[0] && strcmp(wanted->revision, manifest->identity.revision) != 0)
+        return heft_error_set(error, HEFT_ERR_INCOMPATIBLE, "it holds revision %s of %s, not %s",
+                              manifest->identity.revision, wanted->model, wanted->revision);
+    return HEFT_OK;
+}
+
+/* Whether the replica holds what is wanted, as far as that is known before any replica was taken. */
+static int check_candidate(const struct hunt *hunt, const struct heft_manifest *manifest,
+                           struct heft_error *error)
+{
+    if (hunt->reference)
+        return heft_manifest_compare(hunt->reference, manifest, error);
+    return hunt->exact ? heft_identity_compare(hunt->wanted, &manifest->identity, error)
+                       : compare_with_hub_name(hunt->wanted, manifest, error);
+}
+
 static void *connect_thread(void *argument)
 {
     struct candidate *candidate = argument;
@@ -192,13 +220,15 @@ static void *connect_thread(void *argument)
     options.generation = candidate->where.generation;
     options.token = candidate->where.token;
     options.connect_timeout_ms = CONNECT_TIMEOUT_MS;
-    rc = heft_peer_connect(hunt->agent, &options, &peer, &error);
+    rc = heft_peer_connect_or_cancel(hunt->agent, &options, &hunt->over, &peer, &error);
     if (!rc)
-        rc = heft_peer_read_document(peer, "manifest", HEFT_MANIFEST_MAX_BYTES, CONNECT_TIMEOUT_MS * 4,
-                                     &bytes, &size, &error);
+        rc = heft_peer_read_document_or_cancel(peer, "manifest", HEFT_MANIFEST_MAX_BYTES,
+                                               CONNECT_TIMEOUT_MS * 4, &hunt->over, &bytes, &size, &error);
     if (!rc)
         rc = heft_manifest_decode(bytes, size, &manifest, &error);
     heft_free(bytes);
+    if (!rc)
+        rc = check_candidate(hunt, manifest, &error);
 
     (void)pthread_mutex_lock(&hunt->lock);
     candidate->peer = peer;
@@ -260,15 +290,8 @@ static int ask_directory(const struct heft_load_options *options, struct found_a
     if (!query.revision || query.revision[0] == 0)
         query.revision = NULL;
     rc = options->directory->ops->list(options->directory, &query, &all->records, error);
-    if (rc) {
-        const char *address = options->directory->address;
-
-        if (strncmp(address, "file:", 5) == 0)
-            address += 5;
-        return strstr(error->text, address)
-                   ? rc
-                   : heft_error_prefix(error, rc, "asking the directory %s", options->directory->address);
-    }
+    if (rc)
+        return heft_error_prefix(error, rc, "asking the directory %s", options->directory->address);
     for (index = 0; index < all->records.count; index++) {
         const struct heft_record *record = &all->records.records[index];
         struct heft_load_peer where = {record->addresses, record->name, record->generation, record->token};
@@ -301,18 +324,28 @@ static int ask_directory(const struct heft_load_options *options, struct found_a
     return HEFT_OK;
 }
 
-static void connect_all(struct found_all *all)
+/* Files that may supply bytes: with them a load needs nobody else. */
+static int files_ready(const struct found_all *all)
+{
+    const struct heft_found *found = &all->found;
+
+    return found->count > 0 && found->sources[0]->kind == HEFT_SOURCE_FILES &&
+           found->sources[0]->state == HEFT_SOURCE_READY;
+}
+
+/* Every candidate at once, each on a thread. Ends when all have answered, or when the grace is over and there
+ * is a source, or at end_ns; what has not answered by then is not taken. */
+static void connect_all(struct found_all *all, uint64_t end_ns, const uint32_t *cancel)
 {
     struct hunt *hunt = &all->hunt;
-    uint64_t start = heft_now_ns(), end = start + 20 * (uint64_t)CONNECT_TIMEOUT_MS * HEFT_NS_PER_MS;
-    uint64_t grace_end = start + CONNECT_GRACE_MS * HEFT_NS_PER_MS;
+    uint64_t start = heft_now_ns(), end = heft_after_ms(start, 20 * (uint64_t)CONNECT_TIMEOUT_MS);
+    uint64_t grace_end = heft_after_ms(start, CONNECT_GRACE_MS);
     uint32_t index;
 
-    if (hunt->count == 1) { /* the common case needs no thread */
-        (void)connect_thread(&hunt->candidates[0]);
-        hunt->candidates[0].taken = 1;
-        return;
-    }
+    hunt->reference = all->found.reference;
+    hunt->wanted = &all->wanted;
+    hunt->exact = all->exact;
+    end = end < end_ns ? end : end_ns;
     for (index = 0; index < hunt->count; index++) {
         struct candidate *candidate = &hunt->candidates[index];
 
@@ -322,24 +355,27 @@ static void connect_all(struct found_all *all)
     }
     (void)pthread_mutex_lock(&hunt->lock);
     for (;;) {
-        uint32_t done = 0, good = all->found.opened != NULL;
-        uint64_t until = grace_end;
+        uint32_t done = 0, good = (uint32_t)files_ready(all);
+        uint64_t now = heft_now_ns(), until = heft_after_ms(now, HEFT_CANCEL_LOOK_MS);
         struct timespec when;
 
         for (index = 0; index < hunt->count; index++) {
             done += (uint32_t)hunt->candidates[index].done;
-            good += (uint32_t)(hunt->candidates[index].done && hunt->candidates[index].manifest != NULL);
+            good += (uint32_t)(hunt->candidates[index].done && !hunt->candidates[index].error.code);
         }
-        if (done == hunt->count || (good && heft_now_ns() >= grace_end) || heft_now_ns() >= end)
+        if (done == hunt->count || (good && now >= grace_end) || now >= end ||
+            __atomic_load_n(cancel, __ATOMIC_ACQUIRE))
             break;
-        if (heft_now_ns() >= grace_end)
+        if (until > end)
             until = end;
         when = (struct timespec){(time_t)(until / HEFT_NS_PER_S), (long)(until % HEFT_NS_PER_S)};
         (void)pthread_cond_clockwait(&hunt->changed, &hunt->lock, CLOCK_MONOTONIC, &when);
     }
+    hunt->took_ns = heft_now_ns() - start;
     for (index = 0; index < hunt->count; index++)
         hunt->candidates[index].taken = hunt->candidates[index].done;
     (void)pthread_mutex_unlock(&hunt->lock);
+    __atomic_store_n(&hunt->over, 1, __ATOMIC_RELEASE);
 }
 
 /* Two holders of the same bytes have the same digests. */
@@ -372,21 +408,9 @@ static int compare_digests(const struct heft_manifest *left, const struct heft_m
     return HEFT_OK;
 }
 
-static int compare_with_hub_name(const struct heft_identity *wanted, const struct heft_manifest *manifest,
-                                 struct heft_error *error)
-{
-    if (wanted->model[0] && strcmp(wanted->model, manifest->identity.model) != 0)
-        return heft_error_set(error, HEFT_ERR_INCOMPATIBLE, "it holds model %s, not %s",
-                              manifest->identity.model, wanted->model);
-    if (wanted->revision[0] && strcmp(wanted->revision, manifest->identity.revision) != 0)
-        return heft_error_set(error, HEFT_ERR_INCOMPATIBLE, "it holds revision %s of %s, not %s",
-                              manifest->identity.revision, wanted->model, wanted->revision);
-    return HEFT_OK;
-}
-
 /* Compares what connected, in order; the first that is right becomes the reference when there are no files.
  */
-static void accept_peers(struct found_all *all, const struct heft_identity *wanted)
+static void accept_peers(struct found_all *all)
 {
     struct heft_found *found = &all->found;
     const struct heft_manifest *with_digests = NULL;
@@ -401,8 +425,8 @@ static void accept_peers(struct found_all *all, const struct heft_identity *want
         int rc;
 
         if (!candidate->taken) {
-            heft_error_set(&source->reason, HEFT_ERR_DEADLINE, "no answer from %s within %u ms",
-                           source->addresses, CONNECT_GRACE_MS);
+            heft_error_set(&source->reason, HEFT_ERR_DEADLINE, "no answer from %s within %" PRIu64 " ms",
+                           source->addresses, all->hunt.took_ns / HEFT_NS_PER_MS);
             continue;
         }
         source->peer = candidate->peer;
@@ -413,11 +437,9 @@ static void accept_peers(struct found_all *all, const struct heft_identity *want
             refuse(source, &candidate->error);
             continue;
         }
-        if (found->reference)
+        rc = HEFT_OK; /* compared with the files, or with what was asked for, when it connected */
+        if (found->reference && found->reference != all->hunt.reference)
             rc = heft_manifest_compare(found->reference, source->manifest, &error);
-        else
-            rc = all->exact ? heft_identity_compare(wanted, &source->manifest->identity, &error)
-                            : compare_with_hub_name(wanted, source->manifest, &error);
         if (!rc && with_digests)
             rc = compare_digests(with_digests, source->manifest, &error);
         regions = rc ? NULL : calloc(source->manifest->file_count + 1, sizeof(*regions));
@@ -483,10 +505,9 @@ static int nothing_found(const struct heft_load_options *options, const struct h
     }
     if (tried == 0)
         return heft_error_set(error, HEFT_ERR_NOT_FOUND,
-                              "no replica of %s is known%s%s; serve one (heft serve), or allow "
+                              "no replica of %s is known%s%s: serve one (heft serve), or allow "
                               "files as a source",
-                              what,
-                              options->directory ? " to " : ", since no directory is named (--directory)",
+                              what, options->directory ? " to " : ": no directory is named",
                               options->directory ? options->directory->address : "");
     if (tried == 1) {
         *error = only->reason;
@@ -538,7 +559,7 @@ static int find_wanted(const struct heft_load_options *options, struct found_all
         if (!options->model || strcmp(wanted->stage, "raw") != 0)
             return HEFT_OK; /* files hold the raw stage only */
     }
-    rc = heft_place_parse(options->model, &ref, error);
+    rc = heft_ref_parse(options->model, &ref, error);
     /* Files are opened even when only peers may supply bytes: they tell which model is meant. */
     if (!rc)
         rc = find_files(options, all->hunt.agent, found, error);
@@ -567,8 +588,8 @@ static int find_wanted(const struct heft_load_options *options, struct found_all
     return HEFT_OK;
 }
 
-static int find_peers(const struct heft_load_options *options, struct found_all *all,
-                      struct heft_error *error)
+static int find_peers(const struct heft_load_options *options, struct found_all *all, uint64_t end_ns,
+                      const uint32_t *cancel, struct heft_error *error)
 {
     int has_files = all->found.reference != NULL && !all->found.sources[0]->excluded;
     uint32_t index;
@@ -587,20 +608,20 @@ static int find_peers(const struct heft_load_options *options, struct found_all 
         if (rc) {
             struct heft_source *source = add_source(&all->found, HEFT_SOURCE_PEER, "directory");
 
-            heft_log(HEFT_LOG_WARN, "%s (loading without replicas)", error->text);
+            heft_log(HEFT_LOG_WARN, "%s; loading without replicas", error->text);
             if (source)
                 refuse(source, error);
         }
     }
     if (all->hunt.count > 0) {
-        connect_all(all);
-        accept_peers(all, &all->wanted);
+        connect_all(all, end_ns, cancel);
+        accept_peers(all);
     }
     return HEFT_OK;
 }
 
-int heft_sources_find(const struct heft_load_options *options, struct heft_agent *agent,
-                      struct heft_found **found_out, struct heft_error *error)
+int heft_sources_find(const struct heft_load_options *options, struct heft_agent *agent, uint64_t end_ns,
+                      const uint32_t *cancel, struct heft_found **found_out, struct heft_error *error)
 {
     struct found_all *all = calloc(1, sizeof(*all));
     struct heft_error local = HEFT_ERROR_INIT;
@@ -619,7 +640,9 @@ int heft_sources_find(const struct heft_load_options *options, struct heft_agent
     if (!rc)
         rc = find_wanted(options, all, files, error);
     if (!rc && peers)
-        rc = find_peers(options, all, error);
+        rc = find_peers(options, all, end_ns, cancel, error);
+    if (!rc && __atomic_load_n(cancel, __ATOMIC_ACQUIRE))
+        rc = heft_error_set(error, HEFT_ERR_CANCELED, "the load was canceled");
     if (!rc) {
         sort_ready_first(&all->found);
         if (all->found.ready == 0)
@@ -640,6 +663,7 @@ void heft_sources_free(struct heft_found *found)
 
     if (!found)
         return;
+    __atomic_store_n(&all->hunt.over, 1, __ATOMIC_RELEASE);
     for (index = 0; index < all->hunt.count; index++) {
         struct candidate *candidate = &all->hunt.candidates[index];
 

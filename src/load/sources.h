@@ -27,10 +27,10 @@ int heft_sources_parse(const char *text, int *files_out, int *peers_out, struct 
 /*
  * Opens, connects and compares. Fails only when no source is ready: then the error lists all of them
  * (NOT_FOUND when there was no candidate at all; a broken model's own code when its files are the only
- * candidate).
+ * candidate). Ends soon after end_ns, and soon after *cancel (atomic) is not 0: then with CANCELED.
  */
-int heft_sources_find(const struct heft_load_options *options, struct heft_agent *agent,
-                      struct heft_found **found_out, struct heft_error *error);
+int heft_sources_find(const struct heft_load_options *options, struct heft_agent *agent, uint64_t end_ns,
+                      const uint32_t *cancel, struct heft_found **found_out, struct heft_error *error);
 void heft_sources_free(struct heft_found *found);
 
 #endif

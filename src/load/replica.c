@@ -4,6 +4,7 @@
  * lease a thread of ours renews (an integration that forgets to renew, or blocks, must not make a good source
  * vanish). The replica serves whether or not the directory can be reached.
  */
+#include "agent/peer.h"
 #include "base/clock.h"
 #include "base/digest.h"
 #include "base/error.h"
@@ -37,6 +38,7 @@ struct heft_replica {
     struct heft_directory *directory;
     struct heft_record record;
     uint32_t lease_ms;
+    int document_set;
 
     pthread_t thread;
     int thread_started;
@@ -56,6 +58,9 @@ static int check_strides(const struct heft_held_tensor *tensor, struct heft_erro
     uint64_t expected = 1;
     uint32_t dim;
 
+    for (dim = 0; dim < tensor->rank; dim++)
+        if (shape[dim] == 0)
+            return HEFT_OK; /* no bytes, whatever the strides of frameworks say about them */
     for (dim = tensor->rank; tensor->strides && dim > 0; dim--) {
         if (shape[dim - 1] != 1 && tensor->strides[dim - 1] != (int64_t)expected)
             return heft_error_set(error, HEFT_ERR_UNSUPPORTED,
@@ -269,12 +274,19 @@ static int publish_manifest(struct heft_replica *replica, struct heft_error *err
     struct heft_buf buf;
     int rc;
 
+    /* An agent has one name, one generation, one manifest: a second replica would take the first one's place.
+     */
+    if (heft_document_exists(replica->agent, "manifest"))
+        return heft_error_set(error, HEFT_ERR_EXISTS,
+                              "agent %s serves a replica already: give each replica its own agent",
+                              replica->name);
     heft_buf_init(&buf, HEFT_MANIFEST_MAX_BYTES);
     rc = heft_manifest_encode(replica->manifest, &buf);
     if (!rc)
         rc = heft_agent_set_document(replica->agent, "manifest", buf.data, buf.size, error);
     else
         (void)heft_error_set(error, rc, "encoding the manifest of %s", replica->name);
+    replica->document_set = !rc;
     heft_buf_free(&buf);
     return rc;
 }
@@ -529,7 +541,8 @@ void heft_replica_close(struct heft_replica *replica)
         if (heft_agent_close(replica->agent, NULL))
             heft_log(HEFT_LOG_ERROR, "replica %s: its agent is still in use", replica->name);
     } else if (replica->agent) {
-        (void)heft_agent_set_document(replica->agent, "manifest", NULL, 0, NULL);
+        if (replica->document_set)
+            (void)heft_agent_set_document(replica->agent, "manifest", NULL, 0, NULL);
         deregister_all(replica);
     }
     if (replica->model)

@@ -293,6 +293,72 @@ static void two_targets_for_one_tensor_are_refused(void **state)
     heft_replica_close(replica);
 }
 
+/* Frameworks give empty tensors strides of one. */
+static void strides_of_an_empty_tensor_mean_nothing(void **state)
+{
+    struct engine *engine = *state;
+    static const int64_t strides[2] = {1, 1};
+    static const uint64_t shape[2] = {4, 0};
+    struct heft_error error = HEFT_ERROR_INIT;
+    struct heft_replica *replica;
+
+    engine->tensors[4].shape = shape;
+    engine->tensors[4].strides = strides;
+    if (heft_replica_publish(&engine->options, &replica, &error))
+        fail_msg("%s", error.text);
+    heft_replica_close(replica);
+}
+
+static void a_second_replica_on_one_agent_is_refused_and_the_first_goes_on(void **state)
+{
+    struct engine *engine = *state;
+    struct heft_agent_options agent_options = HEFT_AGENT_OPTIONS_INIT;
+    struct heft_load_options load = HEFT_LOAD_OPTIONS_INIT;
+    struct heft_error error = HEFT_ERROR_INIT;
+    struct heft_replica *first, *second = NULL;
+    struct heft_model *model = NULL;
+    struct heft_agent *agent;
+
+    agent_options.name = "engine-a";
+    agent_options.listen = "127.0.0.1:0";
+    assert_int_equal(heft_agent_open(&agent_options, &agent, &error), 0);
+    engine->options.agent = agent;
+    assert_int_equal(heft_replica_publish(&engine->options, &first, &error), 0);
+    assert_int_equal(heft_replica_publish(&engine->options, &second, &error), HEFT_ERR_EXISTS);
+    assert_null(second);
+    load.identity = &engine->identity;
+    load.directory = engine->directory;
+    if (heft_load_model(&load, &model, &error))
+        fail_msg("%s", error.text);
+    assert_int_equal(heft_model_free(model, &error), 0);
+    heft_replica_close(first);
+    assert_int_equal(heft_agent_close(agent, &error), 0);
+}
+
+/* A caller says "for ever" with the largest number. */
+static void limits_of_any_size_neither_wrap_nor_end_at_once(void **state)
+{
+    struct engine *engine = *state;
+    struct heft_load_options load = HEFT_LOAD_OPTIONS_INIT;
+    struct heft_error error = HEFT_ERROR_INIT;
+    struct heft_replica *replica;
+    struct heft_load *running;
+    struct heft_model *model;
+
+    assert_int_equal(heft_replica_publish(&engine->options, &replica, &error), 0);
+    load.identity = &engine->identity;
+    load.directory = engine->directory;
+    load.deadline_ms = load.stall_ms = UINT64_MAX;
+    assert_int_equal(heft_load_start(&load, &running, &error), 0);
+    if (heft_load_wait(running, UINT64_MAX, &error))
+        fail_msg("%s", error.text);
+    model = heft_load_take_model(running);
+    assert_non_null(model);
+    heft_load_free(running);
+    assert_int_equal(heft_model_free(model, &error), 0);
+    heft_replica_close(replica);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -303,6 +369,10 @@ int main(void)
         cmocka_unit_test_setup_teardown(another_identity_is_refused_by_name, setup, teardown),
         cmocka_unit_test_setup_teardown(what_can_not_move_as_one_range_is_refused, setup, teardown),
         cmocka_unit_test_setup_teardown(two_targets_for_one_tensor_are_refused, setup, teardown),
+        cmocka_unit_test_setup_teardown(strides_of_an_empty_tensor_mean_nothing, setup, teardown),
+        cmocka_unit_test_setup_teardown(a_second_replica_on_one_agent_is_refused_and_the_first_goes_on, setup,
+                                        teardown),
+        cmocka_unit_test_setup_teardown(limits_of_any_size_neither_wrap_nor_end_at_once, setup, teardown),
     };
     return cmocka_run_group_tests_name("engine", tests, NULL, NULL);
 }

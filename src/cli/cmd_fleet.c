@@ -6,7 +6,6 @@
 #include <inttypes.h>
 #include <jansson.h>
 #include <string.h>
-#include <unistd.h>
 
 #define HEALTH_CONNECT_MS 3000u
 
@@ -99,14 +98,10 @@ int cli_replicas(struct cli *cli)
             print_record(&list.records[index]);
     }
     if (cli->json) {
-        cli_print_json(array, 0);
+        (void)json_dumpf(array, stdout, JSON_INDENT(2));
+        putchar('\n');
     } else if (list.count == 0) {
-        const char *address = heft_config_text(&cli->config, "directory");
-
-        printf("no replicas%s%s%s\n", query.model ? " of " : "", query.model ? cli_safe(query.model) : "",
-               strncmp(address, "file:", 5) == 0 && access(address + 5, F_OK)
-                   ? " (there is no such file yet; heft serve makes it)"
-                   : "");
+        printf("no replicas%s%s\n", query.model ? " of " : "", query.model ? cli_safe(query.model) : "");
     }
     json_decref(array);
     heft_record_list_free(&list);
@@ -176,7 +171,8 @@ int cli_health(struct cli *cli)
         json_t *object = json_pack("{s:s, s:b, s:o}", "directory", directory->address, "healthy", !bad,
                                    "replicas", json_incref(replicas));
 
-        cli_print_json(object, 0);
+        (void)json_dumpf(object, stdout, JSON_INDENT(2));
+        putchar('\n');
         json_decref(object);
     }
     json_decref(replicas);

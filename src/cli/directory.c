@@ -19,11 +19,7 @@ static int load_control(struct heft_error *error)
     } found;
 
     if (!library)
-        return heft_error_set(
-            error, HEFT_ERR_LIBRARY,
-            "the client of heftd can't be loaded: %s; install libheft-control beside libheft, or use "
-            "--directory file:PATH",
-            dlerror());
+        return heft_error_set(error, HEFT_ERR_LIBRARY, "loading the directory client: %s", dlerror());
     found.pointer = dlsym(library, "heft_control_open_directory");
     if (!found.pointer)
         return heft_error_set(error, HEFT_ERR_LIBRARY, "libheft-control.so.0 is of another version: %s",
@@ -36,10 +32,15 @@ int cli_open_directory(const struct cli *cli, int required, struct heft_director
                        struct heft_error *error)
 {
     struct heft_directory_options options = HEFT_DIRECTORY_OPTIONS_INIT;
+    uint64_t timeout_ms;
     int rc = HEFT_OK;
 
     options.address = heft_config_text(&cli->config, "directory");
-    options.timeout_ms = (uint32_t)heft_config_number(&cli->config, "timeout");
+    /* One frozen directory must not outlast the whole command's deadline. */
+    timeout_ms = heft_config_number(&cli->config, "timeout");
+    if (timeout_ms > heft_config_number(&cli->config, "deadline"))
+        timeout_ms = heft_config_number(&cli->config, "deadline");
+    options.timeout_ms = (uint32_t)timeout_ms;
     options.allow_plain = (int)heft_config_number(&cli->config, "allow-plain-token");
     *directory_out = NULL;
     if (!options.address || !options.address[0]) {

@@ -180,7 +180,8 @@ def a_restarted_heftd_is_told_again_and_loads_never_notice():
         f.until(lambda: sorted(r["name"] for r in fleet.replicas(heftd.address)) == names, "the replicas to be back", 20)
         # Two renewals of a third of the lease each, and the time that starting the listing commands takes here.
         assert time.monotonic() - begin < 6, "later than two renewals"
-        assert p.wait(60) == 0 or "UNAVAILABLE" in p.text(), p.text()
+        # A load that asks while heftd is down, or has not been told again, finds nobody: that is no wrong answer.
+        assert p.wait(60) == 0 or "UNAVAILABLE" in p.text() or "no replica" in p.text(), p.text()
         if p.process.returncode == 0:
             assert f.read_sha256(sha) == f.sha256_of_tensors(model)
 

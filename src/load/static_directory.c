@@ -32,7 +32,8 @@
 #define STATIC_MAX_BYTES ((size_t)64 << 20)
 #define STATIC_MAX_RECORDS 10000u
 #define STATIC_LOCK_MS 5000u /* then the change goes on without the lock */
-#define STATIC_MAX_TRIES 200u
+#define STATIC_MAX_TRIES 400u
+#define STATIC_MAX_MISSING 100u
 
 struct static_directory {
     struct heft_directory base;
@@ -499,20 +500,24 @@ static int commit(const char *path, const char *temp, int existed, const char *r
 
 /* What is carried from one try of a change to the next. */
 struct progress {
-    json_t *lost;   /* what a swap took out of the file; must get back into it */
-    int is_applied; /* the change was in the file for a moment, and a third writer has built on it */
+    json_t *lost; /* what a swap took out of the file; must get back into it */
+    uint32_t tries;
+    uint32_t missing; /* tries that did not find the record that an earlier one had found */
     uint64_t epoch;
 };
 
 /*
- * Applies the change to the root that was read. A change that is in the file already, but not in what was
- * read, is in the hands of the writer that replaced it, who will fold it back. Even when the change is
- * refused, what was lost must be written.
+ * Applies the change to the root that was read. A try that was undone may have been seen meanwhile, and
+ * another writer may have carried it on; or another writer has the record in hand and is about to put it
+ * back. So a record that is missing after the first try is looked for again, and one that is withdrawn
+ * already is done. Whatever becomes of the change, what was lost must be written: then the answer is in
+ * *refused_out.
  */
 static int apply_to(json_t *root, const struct change *change, struct progress *progress, int *refused_out,
                     struct heft_error *error)
 {
     uint64_t now_ms = heft_wall_ms();
+    json_t *record;
     int result = 0;
 
     *refused_out = 0;
@@ -520,8 +525,13 @@ static int apply_to(json_t *root, const struct change *change, struct progress *
         return heft_error_set(error, result, "record '%s': out of memory", change->name);
     prune(root, now_ms);
     result = change->apply(root, change, now_ms, error);
-    if (result == HEFT_ERR_NOT_FOUND && progress->is_applied)
-        return 0;
+    if (result == HEFT_ERR_NOT_FOUND && progress->tries > 0) {
+        record = find(root, change->name, NULL);
+        if (change->apply == apply_withdraw && record && is_withdrawn(record))
+            result = 0;
+        else if (progress->missing++ < STATIC_MAX_MISSING)
+            result = HEFT_ERR_AGAIN;
+    }
     if (result && progress->lost) {
         *refused_out = result;
         return 0;
@@ -555,7 +565,6 @@ static int try_change(const char *path, const struct change *change, struct prog
     if (!result || lost) {
         json_decref(progress->lost);
         progress->lost = lost;
-        progress->is_applied |= lost && !refused;
         progress->epoch = root_epoch(root);
     }
     if (!result)
@@ -571,12 +580,11 @@ static int make_change(struct static_directory *self, const struct change *chang
 {
     struct progress progress = {0};
     int lock = take_lock(self->path), result = HEFT_ERR_AGAIN;
-    uint32_t tries;
     uint8_t random;
 
-    for (tries = 0; tries < STATIC_MAX_TRIES && result == HEFT_ERR_AGAIN; tries++) {
+    for (; progress.tries < STATIC_MAX_TRIES && result == HEFT_ERR_AGAIN; progress.tries++) {
         result = try_change(self->path, change, &progress, error);
-        if (result == HEFT_ERR_AGAIN) {
+        if (result == HEFT_ERR_AGAIN && !progress.lost) { /* who has something to put back goes first */
             heft_random_bytes(&random, 1);
             pause_ms(random % 8u);
         }

@@ -245,3 +245,23 @@ int heft_grpc_address_parse(const char *text, struct heft_grpc_address *address_
     *address_out = address;
     return 0;
 }
+
+/*
+ * What ThreadSanitizer is told about gRPC, which is not built with it: its threads hand over through futexes
+ * of its own, which the sanitizer does not see. It stands here so that every program with gRPC in it has it.
+ */
+#if defined(__has_feature)
+#if __has_feature(thread_sanitizer)
+#define IS_TSAN 1
+#endif
+#endif
+#if defined(__SANITIZE_THREAD__) || defined(IS_TSAN)
+const char *__tsan_default_suppressions(void);
+
+__attribute__((visibility("default"), used)) const char *__tsan_default_suppressions(void)
+{
+    return "called_from_lib:libgrpc.so\ncalled_from_lib:libgpr.so\ncalled_from_lib:libabsl_synchronization."
+           "so\n"
+           "called_from_lib:libstdc++.so\nrace:libgrpc.so\nrace:libgpr.so\nrace:libabsl_\n";
+}
+#endif

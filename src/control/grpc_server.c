@@ -6,8 +6,9 @@
  *   RECEIVING  the request's message arrives
  *   ANSWERING  the reply and status are on their way, and the call's end is seen
  *
- * Only one event of a call is outstanding at any time, so a call needs no lock of its own. The list of active
- * calls exists for the sweep, which cancels those that last too long.
+ * Only one event of a call is outstanding at any time, so a call needs no lock of its own: its state is
+ * stored with release order before a batch begins and loaded with acquire order when its event comes. The
+ * list of active calls exists for the sweep, which cancels those that last too long.
  */
 #include "control/grpc_server.h"
 #include "base/clock.h"
@@ -187,6 +188,12 @@ static void unlink_call(struct heft_grpc_server *server, struct server_call *cal
     server->counts.active--;
 }
 
+/* The last thing before a batch begins: from then on another thread may have the call. */
+static void set_state(struct server_call *call, enum call_state state)
+{
+    __atomic_store_n(&call->state, state, __ATOMIC_RELEASE);
+}
+
 static void free_call(struct server_call *call)
 {
     struct heft_grpc_server *server = call->server;
@@ -213,9 +220,9 @@ static int offer(struct heft_grpc_server *server)
     if (!call)
         return HEFT_ERR_NO_MEMORY;
     call->server = server;
-    call->state = CALL_WAITING;
     grpc_call_details_init(&call->details);
     grpc_metadata_array_init(&call->metadata);
+    set_state(call, CALL_WAITING);
     if (grpc_server_request_call(server->server, &call->call, &call->details, &call->metadata, server->queue,
                                  server->queue, call) != GRPC_CALL_OK) {
         free_call(call);
@@ -229,6 +236,7 @@ static void answer(struct server_call *call, int result, const struct heft_buf *
                    const struct heft_error *error)
 {
     const char *name = heft_error_name(result);
+    grpc_call *handle = call->call;
     grpc_slice sentence = grpc_slice_from_copied_string(result ? error->text : "");
     grpc_metadata code;
     grpc_op ops[4];
@@ -251,13 +259,13 @@ static void answer(struct server_call *call, int result, const struct heft_buf *
     ops[count++].data.send_status_from_server.trailing_metadata = &code;
     ops[count].op = GRPC_OP_RECV_CLOSE_ON_SERVER;
     ops[count++].data.recv_close_on_server.cancelled = &call->canceled;
-    call->state = CALL_ANSWERING;
     if (result) {
         (void)pthread_mutex_lock(&call->server->lock);
         call->server->counts.failures++;
         (void)pthread_mutex_unlock(&call->server->lock);
     }
-    if (grpc_call_start_batch(call->call, ops, count, call, NULL) != GRPC_CALL_OK)
+    set_state(call, CALL_ANSWERING);
+    if (grpc_call_start_batch(handle, ops, count, call, NULL) != GRPC_CALL_OK)
         free_call(call);
     grpc_slice_unref(sentence);
 }
@@ -277,6 +285,7 @@ static void on_arrival(struct server_call *call)
 {
     struct heft_grpc_server *server = call->server;
     struct heft_error error = HEFT_ERROR_INIT;
+    grpc_call *handle = call->call;
     int is_full;
     grpc_op op;
 
@@ -309,8 +318,8 @@ static void on_arrival(struct server_call *call)
     memset(&op, 0, sizeof(op));
     op.op = GRPC_OP_RECV_MESSAGE;
     op.data.recv_message.recv_message = &call->request;
-    call->state = CALL_RECEIVING;
-    if (grpc_call_start_batch(call->call, &op, 1, call, NULL) != GRPC_CALL_OK)
+    set_state(call, CALL_RECEIVING);
+    if (grpc_call_start_batch(handle, &op, 1, call, NULL) != GRPC_CALL_OK)
         free_call(call);
 }
 
@@ -374,7 +383,7 @@ static void on_event(struct heft_grpc_server *server, grpc_event event)
         (void)pthread_mutex_unlock(&server->lock);
         return;
     }
-    switch (call->state) {
+    switch (__atomic_load_n(&call->state, __ATOMIC_ACQUIRE)) {
     case CALL_WAITING:
         if (event.success)
             on_arrival(call);

@@ -158,8 +158,8 @@ static const char page_head[] =
     "h1{font-size:1.4em;margin:0 0 .2em}p{margin:.2em 0 1.2em;color:#57606a}p.w{color:#b42318}\n"
     "div{overflow-x:auto}table{border-collapse:collapse;width:100%}\n"
     "th,td{text-align:left;padding:.45em .9em .45em 0;border-bottom:1px solid #d8dee4;vertical-align:top}\n"
-    "th{font-weight:600;color:#57606a;white-space:nowrap}td{overflow-wrap:anywhere;min-width:4em}\n"
-    ".n{white-space:nowrap;font-variant-numeric:tabular-nums}.g{font-family:ui-monospace,monospace}\n"
+    "th{font-weight:600;color:#57606a;white-space:nowrap}td{overflow-wrap:break-word;min-width:4em}\n"
+    ".n{white-space:nowrap;font-variant-numeric:tabular-nums}.g{white-space:nowrap;font-family:ui-monospace,monospace}\n"
     "@media(prefers-color-scheme:dark){body{color:#e6edf3;background:#0d1117}th,p{color:#9198a1}"
     "th,td{border-color:#30363d}p.w{color:#ff7b72}}\n</style>\n";
 

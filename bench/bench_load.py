@@ -199,10 +199,10 @@ def main():
     print(f"{time.strftime('%Y-%m-%d')}, {os.cpu_count()} cores, {platform.release()}; {args.bytes} models, {args.rounds} "
           "rounds in turn: median (least-most)\n\n| what | heft | beside | ratio | target |\n| --- | --- | --- | --- | --- |")
     chosen = [t for t in ALL if not args.only or t.__name__ in args.only.split(",")]
-    kept = os.path.join(f.BUILD, "bench", f"moe-{args.bytes}")
+    kept = os.path.join(f.BUILD, "bench", f"moe-f16-{args.bytes}")
     if not os.path.exists(os.path.join(kept, ".done")):
         subprocess.run([sys.executable, os.path.join(ROOT, "scripts", "make-model"), kept, "--bytes", args.bytes, "--shards",
-                        "2"], check=True, stdout=subprocess.DEVNULL)
+                        "2", "--dtype", "F16"], check=True, stdout=subprocess.DEVNULL)
         open(os.path.join(kept, ".done"), "w").close()
     for test in chosen:
         with f.Fleet() as fleet:

@@ -367,9 +367,11 @@ int heft_agent_close(struct heft_agent *agent, struct heft_error *error)
         return heft_error_set(error, HEFT_ERR_STATE, "an agent can't be closed from one of its callbacks");
     busy = __atomic_load_n(&agent->busy, __ATOMIC_ACQUIRE);
     if (busy)
-        return heft_error_set(error, HEFT_ERR_BUSY,
-                              "agent '%s' has %llu active transfers: cancel them and wait for their end",
-                              agent->name, (unsigned long long)busy);
+        return heft_error_set(
+            error, HEFT_ERR_BUSY,
+            "agent '%s' has %llu active transfers, or peers being connected: cancel them and wait for "
+            "their end",
+            agent->name, (unsigned long long)busy);
     heft_listeners_close(agent);
     end_sessions(agent);
     while (agent->peers) {

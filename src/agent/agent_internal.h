@@ -94,7 +94,7 @@ struct heft_agent {
     struct heft_job monitor_job;
     int monitor_running, monitor_queued; /* under active_lock */
     uint64_t monitor_next_ns, monitor_idle_since_ns;
-    uint64_t busy;          /* atomic: active transfers and running callbacks */
+    uint64_t busy;          /* atomic: active transfers, running callbacks, and peers being connected */
     uint64_t next_xfer_id;  /* atomic */
     struct heft_peer *self; /* the "peer" of transfers inside this agent */
 

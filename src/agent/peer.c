@@ -341,8 +341,8 @@ int heft_peer_connect(struct heft_agent *agent, const struct heft_peer_options *
     return heft_peer_connect_or_cancel(agent, given, NULL, peer_out, error);
 }
 
-int heft_peer_connect_or_cancel(struct heft_agent *agent, const struct heft_peer_options *given,
-                                const uint32_t *cancel, struct heft_peer **peer_out, struct heft_error *error)
+static int connect_peer(struct heft_agent *agent, const struct heft_peer_options *given,
+                        const uint32_t *cancel, struct heft_peer **peer_out, struct heft_error *error)
 {
     struct heft_peer_options options = HEFT_PEER_OPTIONS_INIT;
     struct heft_connect_request request = {.agent = agent, .purpose = HEFT_WIRE_CONTROL, .transport = ""};
@@ -395,6 +395,18 @@ fail_peer:
     heft_peer_unref(peer);
 fail_fd:
     (void)close(result.fd);
+    return rc;
+}
+
+int heft_peer_connect_or_cancel(struct heft_agent *agent, const struct heft_peer_options *given,
+                                const uint32_t *cancel, struct heft_peer **peer_out, struct heft_error *error)
+{
+    int rc;
+
+    /* The agent must outlive the call: until then it answers BUSY to who closes it. */
+    (void)__atomic_add_fetch(&agent->busy, 1, __ATOMIC_ACQ_REL);
+    rc = connect_peer(agent, given, cancel, peer_out, error);
+    (void)__atomic_sub_fetch(&agent->busy, 1, __ATOMIC_ACQ_REL);
     return rc;
 }
 

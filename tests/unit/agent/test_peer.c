@@ -4,6 +4,8 @@
 
 #include "base/random.h"
 
+#include <arpa/inet.h>
+#include <sys/socket.h>
 #include <unistd.h>
 
 #define TRANSPORTS "fake"
@@ -533,12 +535,62 @@ static void a_peer_that_says_goodbye_is_not_counted_as_lost(void **state)
     assert_int_equal(STAT(pair->client, peers_connected), 0);
 }
 
+struct silent_connect {
+    struct heft_agent *agent;
+    char address[64];
+    int rc;
+};
+
+static void *connect_silent(void *argument)
+{
+    struct silent_connect *call = argument;
+    struct heft_peer_options options = HEFT_PEER_OPTIONS_INIT;
+    struct heft_peer *peer;
+
+    options.addresses = call->address;
+    options.connect_timeout_ms = 2000;
+    call->rc = heft_peer_connect(call->agent, &options, &peer, NULL);
+    return NULL;
+}
+
+static int is_busy(void *context)
+{
+    struct silent_connect *call = context;
+
+    return __atomic_load_n(&call->agent->busy, __ATOMIC_ACQUIRE) > 0;
+}
+
+/* Whoever answers the TCP handshake and nothing else keeps a connecting thread inside the agent. */
+static void an_agent_is_busy_while_a_peer_is_being_connected(void **state)
+{
+    struct pair *pair = *state;
+    struct sockaddr_in address = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+    struct silent_connect call = {.agent = pair->client};
+    socklen_t size = sizeof(address);
+    struct heft_error error = HEFT_ERROR_INIT;
+    pthread_t thread;
+    int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+
+    assert_true(fd >= 0);
+    assert_int_equal(bind(fd, (struct sockaddr *)&address, sizeof(address)), 0);
+    assert_int_equal(listen(fd, 4), 0);
+    assert_int_equal(getsockname(fd, (struct sockaddr *)&address, &size), 0);
+    (void)snprintf(call.address, sizeof(call.address), "tcp:127.0.0.1:%u", ntohs(address.sin_port));
+    assert_int_equal(pthread_create(&thread, NULL, connect_silent, &call), 0);
+    eventually(is_busy, &call);
+    assert_int_equal(heft_agent_close(pair->client, &error), HEFT_ERR_BUSY);
+    assert_int_equal(pthread_join(thread, NULL), 0);
+    assert_int_equal(call.rc, HEFT_ERR_DEADLINE);
+    (void)close(fd);
+}
+
 #define TEST(name) cmocka_unit_test_setup_teardown(name, setup, teardown)
 
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         TEST(every_address_of_the_list_works),
+        TEST(an_agent_is_busy_while_a_peer_is_being_connected),
         TEST(a_dead_first_address_does_not_keep_from_the_second),
         TEST(the_peer_is_who_it_says_and_on_this_host),
         TEST(over_tcp_the_same_host_is_known_and_no_address_is_told),

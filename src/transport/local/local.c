@@ -227,7 +227,7 @@ static int local_connect(struct heft_transport *opened, const struct heft_transp
         endpoint->pid = peer->same_host ? peer->pid : 0;
         if (endpoint->pid > 0)
             endpoint->pidfd = (int)syscall(SYS_pidfd_open, endpoint->pid, 0);
-        if (endpoint->pidfd < 0 && errno == ESRCH)
+        if (endpoint->pidfd < 0) /* attached memory could then be that of whoever gets the number next */
             endpoint->pid = 0;
     }
     pthread_mutex_lock(&transport->lock);

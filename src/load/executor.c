@@ -782,6 +782,14 @@ uint32_t heft_executor_sources_left(struct heft_executor *executor)
     return count;
 }
 
+void heft_executor_read_source(struct heft_executor *executor, const struct heft_source *source,
+                               struct heft_source *source_out)
+{
+    (void)pthread_mutex_lock(&executor->lock);
+    *source_out = *source;
+    (void)pthread_mutex_unlock(&executor->lock);
+}
+
 /* Every transfer is terminal here; at most its callback is still returning on a worker. Counted in tries, not
  * in time: this process may have been stopped for as long as somebody liked. */
 static void release_xfer(struct heft_xfer *xfer)

@@ -83,6 +83,9 @@ uint64_t heft_executor_bytes_done(const struct heft_executor *executor);
 uint64_t heft_executor_blocks_verified(const struct heft_executor *executor);
 /* Sources not lost yet. */
 uint32_t heft_executor_sources_left(struct heft_executor *executor);
+/* A source as it stands at one moment, while the executor works on it. */
+void heft_executor_read_source(struct heft_executor *executor, const struct heft_source *source,
+                               struct heft_source *source_out);
 /* Only after wait gave 0 or an error. */
 void heft_executor_free(struct heft_executor *executor);
 

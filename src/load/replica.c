@@ -390,9 +390,10 @@ static void *lease_thread(void *argument)
             break;
         (void)pthread_mutex_unlock(&replica->lock);
         rc = ever ? renew_record(replica, &error) : publish_record(replica, &error);
-        if (rc && !warned)
-            heft_log(HEFT_LOG_WARN, "replica %s is not in the directory %s: %s; it serves, and tries again",
-                     replica->name, replica->directory->address, error.text);
+        if (rc && (!warned || rc == HEFT_ERR_STALE))
+            heft_log(HEFT_LOG_WARN, "replica %s is not in the directory %s: %s; it serves%s", replica->name,
+                     replica->directory->address, error.text,
+                     rc == HEFT_ERR_STALE ? ", but a newer process has its name" : ", and tries again");
         warned = rc != HEFT_OK;
         published = rc == HEFT_OK;
         (void)pthread_mutex_lock(&replica->lock);
@@ -534,7 +535,10 @@ void heft_replica_close(struct heft_replica *replica)
     (void)pthread_mutex_unlock(&replica->lock);
     if (replica->thread_started)
         (void)pthread_join(replica->thread, NULL);
-    if (replica->directory && replica->epoch != 0)
+    /* A directory that did not answer a moment ago would only be waited for once more: the lease ends by
+     * itself. */
+    if (replica->directory && replica->epoch != 0 &&
+        (replica->status.published || heft_error_class(replica->status.last_error.code) != HEFT_CLASS_RETRY))
         (void)replica->directory->ops->withdraw(replica->directory, replica->name,
                                                 &replica->record.generation, NULL);
     if (replica->own_agent) {

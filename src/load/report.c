@@ -124,8 +124,11 @@ static void add_times(const struct heft_load *load, json_t *report)
 {
     json_t *stages = json_object();
     uint64_t move = load->stage_ns[HEFT_STAGE_MOVE];
-    uint64_t total = (load->ended_ns ? load->ended_ns : heft_now_ns()) - load->started_ns;
+    uint64_t bytes = load->executor ? heft_executor_bytes_done(load->executor) : load->bytes_done;
+    uint64_t now = heft_now_ns(), total = (load->ended_ns ? load->ended_ns : now) - load->started_ns;
 
+    if (load->stage == HEFT_STAGE_MOVE)
+        move += now - load->stage_began_ns;
     (void)json_object_set_new(stages, "init_s", json_real(seconds(load->stage_ns[HEFT_STAGE_INIT])));
     (void)json_object_set_new(stages, "plan_s", json_real(seconds(load->stage_ns[HEFT_STAGE_PLAN])));
     (void)json_object_set_new(stages, "move_s", json_real(seconds(move)));
@@ -133,9 +136,9 @@ static void add_times(const struct heft_load *load, json_t *report)
     (void)json_object_set_new(stages, "publish_s", json_real(seconds(load->stage_ns[HEFT_STAGE_PUBLISH])));
     (void)json_object_set_new(report, "stages", stages);
     (void)json_object_set_new(report, "seconds", json_real(seconds(total)));
-    (void)json_object_set_new(report, "bytes", number(load->bytes_done));
+    (void)json_object_set_new(report, "bytes", number(bytes));
     (void)json_object_set_new(report, "bytes_total", number(load->bytes_total));
-    (void)json_object_set_new(report, "rate", json_real(rate(load->bytes_done, move)));
+    (void)json_object_set_new(report, "rate", json_real(rate(bytes, move)));
 }
 
 static void add_costs(const struct heft_load *load, json_t *report)
@@ -178,7 +181,14 @@ struct json_t *heft_report_make(const struct heft_load *load)
         (void)json_object_set_new(report, "error", error_object(&load->error));
     add_times(load, report);
     for (index = 0; load->found && index < load->found->count; index++) {
-        json_t *object = source_object(load->found->sources[index], load->bytes_total);
+        struct heft_source source;
+        json_t *object;
+
+        if (load->executor)
+            heft_executor_read_source(load->executor, load->found->sources[index], &source);
+        else
+            source = *load->found->sources[index];
+        object = source_object(&source, load->bytes_total);
 
         if (load->options.flags & HEFT_LOAD_EXPLAIN)
             add_explanation(load, load->found->sources[index], object);

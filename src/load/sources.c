@@ -48,8 +48,8 @@ struct hunt { /* one search; shared with the connecting threads */
     pthread_mutex_t lock;
     pthread_cond_t changed;
     struct candidate *candidates;
-    uint32_t count;
-    uint64_t took_ns; /* how long was waited for answers */
+    uint32_t count, left_out; /* left_out: found no place */
+    uint64_t took_ns;         /* how long was waited for answers */
 };
 
 /* What heft_found owns beyond the public part. */
@@ -252,8 +252,10 @@ static struct candidate *add_candidate(struct found_all *all, const char *name, 
     struct candidate *candidate;
     struct heft_source *source;
 
-    if (all->hunt.count == MAX_CANDIDATES)
+    if (all->hunt.count == MAX_CANDIDATES) {
+        all->hunt.left_out++;
         return NULL;
+    }
     source = add_source(&all->found, HEFT_SOURCE_PEER, name);
     if (!source)
         return NULL;
@@ -579,6 +581,11 @@ static int find_wanted(const struct heft_load_options *options, struct found_all
             heft_error_set(&found->sources[0]->reason, HEFT_ERR_DENIED, "not among the sources asked for");
         }
     } else if (!all->exact && ref.kind == HEFT_REF_HUB) {
+        /* Cut short it would be another revision's name. */
+        if (options->model_options.revision &&
+            strlen(options->model_options.revision) >= sizeof(all->revision))
+            return heft_error_set(error, HEFT_ERR_INVALID, "a revision has at most %zu bytes, not %zu",
+                                  sizeof(all->revision) - 1, strlen(options->model_options.revision));
         (void)snprintf(all->name, sizeof(all->name), "%s", ref.name);
         (void)snprintf(all->revision, sizeof(all->revision), "%s",
                        options->model_options.revision ? options->model_options.revision : ref.revision);
@@ -599,8 +606,9 @@ static int find_peers(const struct heft_load_options *options, struct found_all 
         if (!add_candidate(all,
                            options->peers[index].name ? options->peers[index].name
                                                       : options->peers[index].addresses,
-                           "named by the caller", &options->peers[index]))
-            break;
+                           "named by the caller", &options->peers[index]) &&
+            all->hunt.left_out == 0)
+            return heft_error_set(error, HEFT_ERR_NO_MEMORY, "looking for sources");
     if (options->directory && all->wanted.model[0]) {
         rc = ask_directory(options, all, &all->wanted, error);
         if (rc && (!has_files || rc == HEFT_ERR_INCOMPATIBLE))
@@ -612,6 +620,15 @@ static int find_peers(const struct heft_load_options *options, struct found_all 
             if (source)
                 refuse(source, error);
         }
+    }
+    if (all->hunt.left_out > 0) {
+        struct heft_source *source = add_source(&all->found, HEFT_SOURCE_PEER, "others");
+        struct heft_error many = HEFT_ERROR_INIT;
+
+        heft_error_set(&many, HEFT_ERR_TOO_MANY, "%u more replicas were not asked: a load asks %u at most",
+                       all->hunt.left_out, (unsigned)MAX_CANDIDATES);
+        if (source)
+            refuse(source, &many);
     }
     if (all->hunt.count > 0) {
         connect_all(all, end_ns, cancel);

@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 import signal
+import socket
 import struct
 import sys
 import time
@@ -117,7 +118,7 @@ def write_model(path, names):
 
 
 HOSTILE = ["plain", "two\nlines", "\x1b[2Jclear", "\u009b31mred", "\u202etxet", "back\\slash", "t\tab", "ä模\U0001f680",
-           "../../etc/passwd", "%s%n", "x" * 500]
+           "../../etc/passwd", "%s%n", "nul\0inside", "x" * 500]
 
 
 def obeyed(text):
@@ -194,6 +195,44 @@ def a_tensor_over_4_gib_arrives_whole():
         assert report["sha256"] == {"t": digest.hexdigest()}
 
 
+def more_replicas_than_a_load_can_ask_are_told():
+    """Eighty hand-written records of replicas that are gone: the load says whom it did not ask, and loses no time."""
+    with f.Fleet() as fleet:
+        model = fleet.model("m", size="2M", shards_=1)
+        path = fleet.path("directory.json")
+        fleet.serve(model, "one", f"file:{path}", "--revision", "r1").line("serving as")
+        with open(path) as file:
+            directory = json.load(file)
+        records = next(v for v in directory.values() if isinstance(v, list))
+        first = json.dumps(next(r for r in records if r["name"] == "one"))
+        with socket.socket() as s:
+            s.bind(("127.0.0.1", 0))
+            port = s.getsockname()[1]
+        for i in range(80):
+            record = json.loads(first)
+            record.update(name=f"gone-{i:02}", addresses=f"tcp:127.0.0.1:{port}", generation=f"{i + 1:032x}")
+            records.append(record)
+        with open(path, "w") as file:
+            json.dump(directory, file)
+        begin = time.monotonic()
+        report = fleet.load(model, "--directory", f"file:{path}", "--revision", "r1")
+        assert time.monotonic() - begin < 3 * SLACK
+        assert report["sha256"] == f.sha256_of_tensors(model)
+        others = [s for s in report["sources"] if s["name"] == "others"]
+        assert len(others) == 1 and others[0]["reason"]["code"] == "TOO_MANY" and "18 more" in others[0]["reason"]["text"], others
+
+
+def a_name_that_would_be_cut_is_refused():
+    with f.Fleet() as fleet:
+        directory = f"file:{fleet.path('directory.json')}"
+        code, out, err = fleet.run("load", "org/m", "--source", "peer", "--directory", directory, "--revision", "r" * 65536)
+        assert code == 2 and "at most 255 bytes" in err, (code, err[:500])
+        model = fleet.model(size="1M", shards_=1)
+        for options in (["--revision", "r" * 65536], ["--name", "n" * 65536], ["--name", "a\nb"]):
+            code, out, err = fleet.run("serve", model, "--quiet", "--directory", directory, *options)
+            assert code in (1, 2) and len(err) < 5000, (options[0], code, err[:500])
+
+
 def leftovers(fleet):
     """Whatever a process of heft could leave in the places that outlive it."""
     return {name for name in os.listdir("/dev/shm") if "heft" in name} | set(os.listdir(fleet.path("tmp")))
@@ -223,7 +262,8 @@ def the_killed_leave_nothing_behind():
 TESTS = [frozen_candidates_delay_neither_the_start_nor_the_end, slow_replicas_are_waited_for_when_files_may_not_supply,
          an_incompatible_replica_that_answers_first_does_not_end_the_wait, a_deadline_bounds_connecting_and_the_directory,
          a_signal_ends_a_load_that_is_connecting, hostile_names_are_carried_but_never_obeyed,
-         empty_models_and_empty_tensors_load_and_are_served, a_tensor_over_4_gib_arrives_whole, the_killed_leave_nothing_behind]
+         empty_models_and_empty_tensors_load_and_are_served, a_tensor_over_4_gib_arrives_whole,
+         more_replicas_than_a_load_can_ask_are_told, a_name_that_would_be_cut_is_refused, the_killed_leave_nothing_behind]
 
 if __name__ == "__main__":
     f.main(TESTS)

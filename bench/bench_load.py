@@ -164,12 +164,12 @@ def tiny(b, fleet, _model):
     fleet.serve(model, "tiny", heftd.address, "--quiet").line("serving as")
     os.makedirs(fleet.path("www"))
     shutil.copy(f.shards(model)[0], fleet.path("www/model"))
-    conf = fleet.path("nginx.conf")
+    conf, port = fleet.path("nginx.conf"), f.free_port()
     with open(conf, "w") as c:
         c.write(f"daemon off; pid {fleet.path('nginx.pid')}; error_log stderr; user root; events {{}}\n"
-                f"http {{ access_log off; server {{ listen 127.0.0.1:18080; root {fleet.path('www')}; }} }}\n")
+                f"http {{ access_log off; server {{ listen 127.0.0.1:{port}; root {fleet.path('www')}; }} }}\n")
     fleet.start("nginx", "nginx", "-p", fleet.dir, "-c", conf)
-    url = "http://127.0.0.1:18080/model"
+    url = f"http://127.0.0.1:{port}/model"
     f.until(lambda: subprocess.run(["curl", "-sf", "-o", "/dev/null", url]).returncode == 0, "nginx")
 
     def timed(*command):

@@ -8,6 +8,7 @@ import json
 import os
 import shutil
 import signal
+import socket
 import struct
 import subprocess
 import sys
@@ -31,6 +32,12 @@ def until(condition, what, limit=WAIT, pause=0.01):
         if time.monotonic() > end:
             raise AssertionError(f"not within {limit} s: {what}")
         time.sleep(pause)
+
+
+def free_port():
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        return s.getsockname()[1]
 
 
 def read_header(path):

@@ -4,7 +4,6 @@
 import json
 import os
 import random
-import socket
 import subprocess
 import sys
 import time
@@ -242,17 +241,11 @@ def a_frozen_heftd_does_not_stop_a_load_from_files():
         assert any(s["name"] == "directory" and s["state"] == "refused" for s in report["sources"])
 
 
-def free_port():
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return s.getsockname()[1]
-
-
 def a_reused_port_with_another_generation_is_refused():
     with f.Fleet() as fleet:
         model = fleet.model(size="8M")
         directory = f"file:{fleet.path('directory.json')}"
-        port = free_port()
+        port = f.free_port()
         first = fleet.serve(model, "first", directory, "--listen", f"127.0.0.1:{port}", "--lease", "60s")
         first.line("serving as")
         first.kill()

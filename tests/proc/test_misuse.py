@@ -131,14 +131,8 @@ def wrong_usage_says_what_is_right():
         assert code == 0 and "--max-host-memory" in out and "(default 256M)" in out
         code, out, err = fleet.run("load", model, "--show-config", env={"HEFT_DEADLINE": "7s"})
         assert code == 0 and "7s" in out and "# environment" in out
-        err = refused(fleet, 1, "heftd", "load", model, "--source", "peer", "--directory", f"127.0.0.1:{unused_port()}")
+        err = refused(fleet, 1, "heftd", "load", model, "--source", "peer", "--directory", f"127.0.0.1:{f.free_port()}")
         assert "UNAVAILABLE" in err
-
-
-def unused_port():
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return s.getsockname()[1]
 
 
 def odd_files_have_their_own_errors():

@@ -68,9 +68,9 @@ struct heft_agent_options {
 int heft_agent_open(const struct heft_agent_options *options, struct heft_agent **agent_out,
                     struct heft_error *error);
 /*
- * Refuses with BUSY while transfers are active, a callback runs or a peer is being connected. Closes peers, ends served connections
- * (peers that read this memory by themselves get a second to stop), deregisters regions. Transfers that were
- * not released may be released later; a post of them is refused.
+ * Refuses with BUSY while transfers are active, a callback runs or a peer is being connected. Closes peers,
+ * ends served connections (peers that read this memory by themselves get a second to stop), deregisters
+ * regions. Transfers that were not released may be released later; a post of them is refused.
  */
 int heft_agent_close(struct heft_agent *agent, struct heft_error *error);
 const char *heft_agent_name(const struct heft_agent *agent);

@@ -159,7 +159,8 @@ static const char page_head[] =
     "div{overflow-x:auto}table{border-collapse:collapse;width:100%}\n"
     "th,td{text-align:left;padding:.45em .9em .45em 0;border-bottom:1px solid #d8dee4;vertical-align:top}\n"
     "th{font-weight:600;color:#57606a;white-space:nowrap}td{overflow-wrap:break-word;min-width:4em}\n"
-    ".n{white-space:nowrap;font-variant-numeric:tabular-nums}.g{white-space:nowrap;font-family:ui-monospace,monospace}\n"
+    ".n{white-space:nowrap;font-variant-numeric:tabular-nums}.g{white-space:nowrap;font-family:ui-monospace,"
+    "monospace}\n"
     "@media(prefers-color-scheme:dark){body{color:#e6edf3;background:#0d1117}th,p{color:#9198a1}"
     "th,td{border-color:#30363d}p.w{color:#ff7b72}}\n</style>\n";
 

@@ -14,7 +14,7 @@
 static int bad(struct heft_error *error, const char *text, size_t size, const char *why)
 {
     return heft_error_set(error, HEFT_ERR_INVALID,
-                          "address '%.*s': %s (write tcp:HOST:PORT, tcp:[IPv6]:PORT or unix:@NAME)",
+                          "address '%.*s': %s (write HOST:PORT, [IPv6]:PORT, or unix for peers on this host)",
                           (int)(size < 200 ? size : 200), text, why);
 }
 

@@ -164,8 +164,14 @@ static int set_name(struct heft_agent *agent, const char *name, struct heft_erro
     size_t size = name ? strnlen(name, HEFT_NAME_MAX_BYTES + 1) : 0;
     size_t index;
 
-    if (!name) {
-        (void)snprintf(agent->name, sizeof(agent->name), "heft-%d", (int)getpid());
+    if (!name) { /* containers of many hosts have the same process ids */
+        char host[128] = "";
+        uint32_t salt = 0;
+
+        (void)gethostname(host, sizeof(host) - 1);
+        heft_random_bytes(&salt, sizeof(salt));
+        (void)snprintf(agent->name, sizeof(agent->name), "%s-%d-%04x", host[0] ? host : "host", (int)getpid(),
+                       salt & 0xffff);
         return 0;
     }
     if (size == 0 || size > HEFT_NAME_MAX_BYTES)

@@ -107,22 +107,22 @@ static int no_route(struct heft_peer *peer, const struct heft_route_pair *pair, 
 {
     char who[HEFT_PEER_TEXT_BYTES];
     char text[HEFT_ERROR_TEXT_BYTES];
-    size_t used, index;
+    size_t used, index, given = 0;
     int code = require ? HEFT_ERR_REQUIRED : HEFT_ERR_UNSUPPORTED;
 
-    used = (size_t)snprintf(text, sizeof(text),
-                            "no %s%s%sroute between %s here and %s at %s:", require ? "'" : "",
-                            require ? require : "", require ? "' " : "", heft_space_name(pair->local),
-                            heft_space_name(pair->remote), heft_peer_text(peer, who, sizeof(who)));
+    used = (size_t)snprintf(text, sizeof(text), "no %s%s%sroute between %s here and %s at %s",
+                            require ? "'" : "", require ? require : "", require ? "' " : "",
+                            heft_space_name(pair->local), heft_space_name(pair->remote),
+                            heft_peer_text(peer, who, sizeof(who)));
     for (index = 0; index < count && used < sizeof(text); index++) {
         const char *name = peer->agent->transports[candidates[index].index].ops.name;
 
         if (!require || strcmp(require, name) == 0)
-            used += (size_t)snprintf(text + used, sizeof(text) - used, " %s: %s;", name,
+            used += (size_t)snprintf(text + used, sizeof(text) - used, "%s %s: %s", given++ ? ";" : ":", name,
                                      candidates[index].reason);
     }
     if (count == 0)
-        (void)snprintf(text + used, sizeof(text) - used, " no transport is open");
+        (void)snprintf(text + used, sizeof(text) - used, ": no transport is open");
     return heft_error_set(error, code, "%s", text);
 }
 

@@ -43,7 +43,7 @@ static size_t edit_distance(const char *left, const char *right)
 const char *heft_nearest(const char *word, const char *const *candidates, size_t count)
 {
     const char *best = NULL;
-    size_t best_distance = strlen(word) / 2 + 2, index;
+    size_t best_distance = strlen(word) / 2 + 1, index;
 
     for (index = 0; index < count; index++) {
         size_t distance = edit_distance(word, candidates[index]);
@@ -183,9 +183,27 @@ static const struct heft_config_entry *find(const struct heft_config *config, co
     return NULL;
 }
 
-static int parse_value(const struct heft_config_entry *entry, const char *text, uint64_t *number_out,
-                       struct heft_error *error)
+/* A limit in the words that the option takes. */
+static void limit_text(const struct heft_config_entry *entry, uint64_t value, char *text_out, size_t size)
 {
+    static const char *const sizes[] = {"", "K", "M", "G", "T"};
+    unsigned unit = 0;
+
+    if (entry->type == HEFT_CONFIG_SIZE)
+        for (; unit < 4 && value && value % 1024 == 0; unit++)
+            value /= 1024;
+    if (entry->type == HEFT_CONFIG_DURATION && value >= 1000 && value % 1000 == 0)
+        (void)snprintf(text_out, size, "%" PRIu64 "s", value / 1000);
+    else
+        (void)snprintf(text_out, size, "%" PRIu64 "%s", value,
+                       entry->type == HEFT_CONFIG_DURATION ? "ms" : sizes[unit]);
+}
+
+/* shown: the option as the message calls it. */
+static int parse_value(const struct heft_config_entry *entry, const char *shown, const char *text,
+                       uint64_t *number_out, struct heft_error *error)
+{
+    char limit[32];
     int rc = HEFT_OK;
     const char *what = "";
 
@@ -215,16 +233,18 @@ static int parse_value(const struct heft_config_entry *entry, const char *text, 
         break;
     }
     if (rc)
-        return heft_error_set(error, rc, "%s: '%s' is not %s%s", entry->name, text,
+        return heft_error_set(error, rc, "%s: '%s' is not %s%s", shown, text,
                               entry->type == HEFT_CONFIG_CHOICE ? "one of " : "", what);
     if (entry->type == HEFT_CONFIG_TEXT || entry->type == HEFT_CONFIG_CHOICE)
         return HEFT_OK;
-    if (*number_out < entry->min)
-        return heft_error_set(error, HEFT_ERR_INVALID, "%s: %s is below the least, %" PRIu64, entry->name,
-                              text, entry->min);
-    if (entry->max && *number_out > entry->max)
-        return heft_error_set(error, HEFT_ERR_INVALID, "%s: %s is above the most, %" PRIu64, entry->name,
-                              text, entry->max);
+    if (*number_out < entry->min) {
+        limit_text(entry, entry->min, limit, sizeof(limit));
+        return heft_error_set(error, HEFT_ERR_INVALID, "%s: %s is below the least, %s", shown, text, limit);
+    }
+    if (entry->max && *number_out > entry->max) {
+        limit_text(entry, entry->max, limit, sizeof(limit));
+        return heft_error_set(error, HEFT_ERR_INVALID, "%s: %s is above the most, %s", shown, text, limit);
+    }
     return HEFT_OK;
 }
 
@@ -251,12 +271,13 @@ int heft_config_set(struct heft_config *config, const char *name, const char *te
     size_t index = 0;
     const struct heft_config_entry *entry = find(config, name, &index);
     uint64_t number;
-    char *copy;
+    char *copy, shown[MAX_WORD + 4];
     int rc;
 
     if (!entry)
         return unknown(config, UINT32_MAX, "", name, error);
-    rc = parse_value(entry, text, &number, error);
+    (void)snprintf(shown, sizeof(shown), "%s%s", origin == HEFT_ORIGIN_FLAG ? "--" : "", name);
+    rc = parse_value(entry, shown, text, &number, error);
     if (rc || config->values[index].origin > origin)
         return rc;
     copy = strdup(text);
@@ -414,8 +435,6 @@ int heft_config_arguments(struct heft_config *config, uint32_t groups, int argc,
         } else {
             rc =
                 heft_config_set(config, options[chosen].name, optarg ? optarg : "1", HEFT_ORIGIN_FLAG, error);
-            if (rc)
-                (void)heft_error_prefix(error, rc, "--%s", options[chosen].name);
         }
     }
     free(options);
@@ -457,21 +476,22 @@ enum heft_config_origin heft_config_origin(const struct heft_config *config, con
 /* Wraps the help at 100 columns behind the names. */
 static void help_text(struct heft_buf *buf, const char *text, size_t column)
 {
+    int first = 1;
+
     while (*text) {
         size_t word = strcspn(text, " ");
 
-        if (column + word > 100) {
+        if (!first && column + 1 + word > 100) {
             heft_buf_printf(buf, "\n%*s", HELP_COLUMN, "");
             column = HELP_COLUMN;
+        } else if (!first) {
+            heft_buf_u8(buf, ' ');
+            column++;
         }
         heft_buf_bytes(buf, text, word);
         column += word;
-        text += word;
-        if (*text == ' ') {
-            heft_buf_u8(buf, ' ');
-            column++;
-            text++;
-        }
+        text += word + (text[word] == ' ');
+        first = 0;
     }
     heft_buf_u8(buf, '\n');
 }

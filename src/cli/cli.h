@@ -16,7 +16,7 @@ enum {
     CLI_COMMON = 1, /* every command */
     CLI_MODEL = 2,  /* opening a model */
     CLI_LOAD = 4,   /* load, serve, plan */
-    CLI_SERVE = 8,  /* load --stay, serve */
+    CLI_SERVE = 8,  /* load, serve: what plan lacks */
     CLI_DIRECTORY = 16,
     CLI_INSPECT = 32,
     CLI_VERIFY = 64,
@@ -74,12 +74,23 @@ const char *cli_seconds(double seconds);
 /* Text that is safe on a terminal: control characters escaped. */
 const char *cli_safe(const char *text);
 void cli_hex(const uint8_t *bytes, size_t size, char *text_out);
+/* The library's log lines go to stderr through this sink, above the progress bar. */
+void cli_log_line(enum heft_log_level level, const char *line, void *context);
+/* Whether one of the last log lines had this text: nothing is told twice. */
+int cli_was_said(const char *text);
+/* An answer on stdout: indented, or (one event of several) on one line. */
+struct json_t;
+void cli_print_json(const struct json_t *json, int on_one_line);
 /* A progress line on stderr: a bar on a terminal, else a plain line a second. quiet: nothing. */
 struct cli_progress {
     int terminal, quiet, shown;
     uint64_t last_ns, last_bytes;
-    const char *last_stage;
+    double rate;
 };
+#define CLI_BAR_LINE_BYTES 256
+/* The bar's line, shorter than width columns: what does not fit is left out. */
+void cli_bar(const struct heft_load_progress *now, double bytes_per_second, size_t width,
+             char line_out[CLI_BAR_LINE_BYTES]);
 void cli_progress_start(struct cli_progress *progress, int quiet);
 void cli_progress_show(struct cli_progress *progress, const struct heft_load_progress *now);
 void cli_progress_end(struct cli_progress *progress);

@@ -6,6 +6,7 @@
 #include <inttypes.h>
 #include <jansson.h>
 #include <string.h>
+#include <unistd.h>
 
 #define HEALTH_CONNECT_MS 3000u
 
@@ -98,10 +99,14 @@ int cli_replicas(struct cli *cli)
             print_record(&list.records[index]);
     }
     if (cli->json) {
-        (void)json_dumpf(array, stdout, JSON_INDENT(2));
-        putchar('\n');
+        cli_print_json(array, 0);
     } else if (list.count == 0) {
-        printf("no replicas%s%s\n", query.model ? " of " : "", query.model ? cli_safe(query.model) : "");
+        const char *address = heft_config_text(&cli->config, "directory");
+
+        printf("no replicas%s%s%s\n", query.model ? " of " : "", query.model ? cli_safe(query.model) : "",
+               strncmp(address, "file:", 5) == 0 && access(address + 5, F_OK)
+                   ? " (there is no such file yet; heft serve makes it)"
+                   : "");
     }
     json_decref(array);
     heft_record_list_free(&list);
@@ -171,8 +176,7 @@ int cli_health(struct cli *cli)
         json_t *object = json_pack("{s:s, s:b, s:o}", "directory", directory->address, "healthy", !bad,
                                    "replicas", json_incref(replicas));
 
-        (void)json_dumpf(object, stdout, JSON_INDENT(2));
-        putchar('\n');
+        cli_print_json(object, 0);
         json_decref(object);
     }
     json_decref(replicas);

@@ -11,6 +11,7 @@
 #include <jansson.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 /* ---- inspect ---- */
 
@@ -99,8 +100,7 @@ static void inspect_json(const struct heft_manifest *manifest, int with_tensors)
         (void)json_object_set_new(object, "tensors", tensors);
     else
         json_decref(tensors);
-    (void)json_dumpf(object, stdout, JSON_INDENT(2));
-    putchar('\n');
+    cli_print_json(object, 0);
     json_decref(object);
 }
 
@@ -146,11 +146,10 @@ static int refuse_model(struct cli *cli, int rc, const struct heft_error *error)
 
     if (json && heft_error_is_model(rc)) {
         json_t *object =
-            json_pack("{s:s, s:{s:s, s:o}}", "verdict", "REJECT", "error", "code", heft_error_name(rc),
-                      "text", safe_string(error->text, strlen(error->text)));
+            json_pack("{s:s, s:s, s:{s:s, s:o}}", "verdict", "REJECT", "status", heft_error_name(rc), "error",
+                      "code", heft_error_name(rc), "text", safe_string(error->text, strlen(error->text)));
 
-        (void)json_dumpf(object, stdout, JSON_INDENT(2));
-        putchar('\n');
+        cli_print_json(object, 0);
         json_decref(object);
         cli->json = 0;
     }
@@ -200,8 +199,7 @@ static void verify_json(const struct heft_verified *verified)
     (void)json_object_set_new(object, "bytes", json_integer((json_int_t)verified->bytes));
     (void)json_object_set_new(object, "content_digest", json_string(text));
     (void)json_object_set_new(object, "files", files);
-    (void)json_dumpf(object, stdout, JSON_INDENT(2));
-    putchar('\n');
+    cli_print_json(object, 0);
     json_decref(object);
 }
 
@@ -265,7 +263,9 @@ int cli_ls(struct cli *cli)
         return cli_fail(cli, rc, &error);
     }
     if (!cli->json && list.count == 0)
-        printf("no models in %s\n", cli_safe(list.folder));
+        printf(access(list.folder, F_OK) ? "no models: there is no folder %s (--cache names another)\n"
+                                         : "no models in %s\n",
+               cli_safe(list.folder));
     for (index = 0; index < list.count; index++) {
         const struct heft_cache_entry *entry = &list.entries[index];
 
@@ -281,8 +281,7 @@ int cli_ls(struct cli *cli)
                    cli_safe(entry->revision), cli_safe(entry->refs), entry->files, cli_bytes(entry->bytes));
     }
     if (cli->json) {
-        (void)json_dumpf(array, stdout, JSON_INDENT(2));
-        putchar('\n');
+        cli_print_json(array, 0);
     }
     json_decref(array);
     heft_cache_list_free(&list);

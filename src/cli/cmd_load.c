@@ -4,6 +4,7 @@
 #include "base/clock.h"
 #include "base/digest.h"
 #include "base/error.h"
+#include "load/directory.h"
 #include "load/machine_limits.h"
 
 #include <errno.h>
@@ -12,6 +13,7 @@
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -218,17 +220,24 @@ static int take_report(struct session *session)
     return session->report ? HEFT_OK : HEFT_ERR_NO_MEMORY;
 }
 
+/* On stdout the report takes the summary's place: see report_on_stdout. */
 static int write_report(const struct session *session, struct heft_error *error)
 {
     const char *path = heft_config_text(&session->cli->config, "report");
-    int rc;
 
-    if (!path || !session->report)
+    if (!path || !session->report || strcmp(path, "-") == 0)
         return HEFT_OK;
     errno = 0;
-    rc = strcmp(path, "-") == 0 ? json_dumpf(session->report, stdout, JSON_INDENT(2))
-                                : json_dump_file(session->report, path, JSON_INDENT(2));
-    return rc ? heft_error_set_errno(error, errno ? errno : EIO, "writing the report %s", path) : HEFT_OK;
+    if (json_dump_file(session->report, path, JSON_INDENT(2) | JSON_REAL_PRECISION(6)))
+        return heft_error_set_errno(error, errno ? errno : EIO, "writing the report %s", path);
+    return HEFT_OK;
+}
+
+static int report_on_stdout(const struct cli *cli)
+{
+    const char *path = heft_config_text(&cli->config, "report");
+
+    return cli->json || (path && strcmp(path, "-") == 0);
 }
 
 /* As sha256sum writes names: a line that begins with a backslash has escapes, so that a name is never two
@@ -305,7 +314,8 @@ static void print_sources(const json_t *report)
         if (real(source, "rate") > 0)
             printf(" at %s", cli_rate(real(source, "rate")));
         if (reason)
-            printf("  (%s)", cli_safe(word(reason, "text")));
+            printf("  (%s)", cli_was_said(word(reason, "text")) ? "see the warning above"
+                                                                : cli_safe(word(reason, "text")));
         printf("\n");
     }
 }
@@ -337,14 +347,28 @@ static void print_loaded(const json_t *report)
            cli_seconds(real(stages, "verify_s")));
 }
 
-static void print_json(const json_t *object)
-{
-    (void)json_dumpf(object, stdout, JSON_INDENT(2));
-    putchar('\n');
-    (void)fflush(stdout);
-}
-
 /* ---- serving ---- */
+
+/* A newer process takes a name over. That is how a restart works, and how two settings that agree by mistake
+ * fail: so it is told. */
+static void warn_of_taken_name(const struct session *session)
+{
+    const char *name = heft_agent_name(session->agent);
+    struct heft_record_query query = {0};
+    struct heft_record_list list = {0};
+    size_t index;
+
+    if (!session->directory || session->directory->ops->list(session->directory, &query, &list, NULL))
+        return;
+    for (index = 0; index < list.count; index++)
+        if (strcmp(list.records[index].name, name) == 0)
+            fprintf(
+                stderr,
+                "heft: serve: %s takes its name over from the replica at %s; if that one is to live on, stop "
+                "this one and give it another --name\n",
+                cli_safe(name), cli_safe(list.records[index].addresses));
+    heft_record_list_free(&list);
+}
 
 static int publish(struct session *session, struct heft_error *error)
 {
@@ -353,6 +377,7 @@ static int publish(struct session *session, struct heft_error *error)
     uint64_t start = heft_now_ns();
     int rc;
 
+    warn_of_taken_name(session);
     options.agent = session->agent;
     options.model = session->model;
     options.directory = session->directory;
@@ -363,100 +388,143 @@ static int publish(struct session *session, struct heft_error *error)
     return rc;
 }
 
-static int serve_until_stopped(struct session *session)
+static void say_serving(const struct session *session)
 {
     struct heft_replica_status status = {.size = sizeof(status)};
     char addresses[4096] = "";
+    json_t *event;
 
     (void)heft_agent_addresses(session->agent, addresses, sizeof(addresses));
     heft_replica_get_status(session->replica, &status);
     if (session->cli->json) {
-        json_t *line =
+        event =
             json_pack("{s:s, s:s, s:s, s:b}", "event", "serving", "name", heft_replica_name(session->replica),
                       "addresses", addresses, "published", status.published);
-
-        (void)json_object_set_new(line, "report", json_incref(session->report));
-        print_json(line);
-        json_decref(line);
-    } else {
-        printf("serving as %s at %s%s\n", heft_replica_name(session->replica), addresses,
-               !session->directory ? " (in no directory)"
-               : status.published  ? ""
-                                   : " (not in the directory yet: trying again)");
-        (void)fflush(stdout);
+        (void)json_object_set_new(event, "report", json_incref(session->report));
+        cli_print_json(event, 1);
+        json_decref(event);
+        return;
     }
+    printf("serving as %s at %s%s\n", heft_replica_name(session->replica), addresses,
+           !session->directory ? " (in no directory: only who is told these addresses can find it)"
+           : status.published  ? ""
+                               : " (not in the directory yet: trying again)");
+    (void)fflush(stdout);
+}
+
+static void say_stopped(const struct session *session)
+{
+    struct heft_replica_status status = {.size = sizeof(status)};
+    json_t *event;
+
+    heft_replica_get_status(session->replica, &status);
+    if (!session->cli->json) {
+        printf("stopped; %s went to others\n", cli_bytes(status.bytes_served));
+        return;
+    }
+    event =
+        json_pack("{s:s, s:s, s:I, s:I}", "event", "stopped", "name", heft_replica_name(session->replica),
+                  "bytes_served", (json_int_t)status.bytes_served, "renewals", (json_int_t)status.renewals);
+    cli_print_json(event, 1);
+    json_decref(event);
+}
+
+static int serve_until_stopped(struct session *session)
+{
+    say_serving(session);
     while (!stop_wanted) {
         struct timespec pause = {0, 50000000};
 
         (void)nanosleep(&pause, NULL);
     }
-    heft_replica_get_status(session->replica, &status);
-    if (!session->cli->json)
-        printf("stopped after serving %s; %llu renewals\n", cli_bytes(status.bytes_served),
-               (unsigned long long)status.renewals);
+    say_stopped(session);
     return EXIT_DONE;
 }
 
-/* A file that can't be written is said before minutes of moving, not after. */
-static int check_output(const struct cli *cli, const char *option, struct heft_error *error)
+/* A file that can't be written is said before minutes of moving, not after. *made_out: it was not there. */
+static int check_output(const struct cli *cli, const char *option, int *made_out, struct heft_error *error)
 {
     const char *path = heft_config_text(&cli->config, option);
-    int fd, rc;
+    int fd;
 
+    *made_out = 0;
     if (!path || strcmp(path, "-") == 0)
         return HEFT_OK;
-    fd = open(path, O_WRONLY | O_CREAT | O_CLOEXEC | O_NOCTTY, 0666);
+    fd = open(path, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC | O_NOCTTY, 0666);
+    *made_out = fd >= 0;
+    if (fd < 0 && errno == EEXIST)
+        fd = open(path, O_WRONLY | O_CLOEXEC | O_NOCTTY);
     if (fd < 0) {
-        rc = heft_error_set_errno(error, errno, "--%s %s can't be written", option, path);
-        return rc == HEFT_ERR_NOT_FOUND ? HEFT_ERR_IO : rc; /* "not found" would be about the model */
+        int saved = errno, rc = heft_error_set_errno(error, saved, "--%s %s can't be written", option, path);
+
+        /* "not found" and "not a file" would be about the model */
+        return rc == HEFT_ERR_NOT_FOUND || heft_error_is_model(rc) ? HEFT_ERR_IO : rc;
     }
     (void)close(fd);
     return HEFT_OK;
 }
 
+/* An empty file that only check_output made says nothing. */
+static void drop_if_empty(const struct cli *cli, const char *option, int made)
+{
+    const char *path = heft_config_text(&cli->config, option);
+    struct stat st;
+
+    if (made && path && lstat(path, &st) == 0 && S_ISREG(st.st_mode) && st.st_size == 0)
+        (void)unlink(path);
+}
+
+static int run_load(struct session *session, int serves, struct heft_error *error)
+{
+    struct heft_error second = HEFT_ERROR_INIT;
+    int rc = start_load(session, serves, 0, error), written;
+
+    if (!rc)
+        rc = wait_load(session, error);
+    if (!rc) {
+        session->model = heft_load_take_model(session->load);
+        rc = write_sha256(session, error);
+    }
+    if (!rc)
+        rc = check_stop(error);
+    if (!rc && serves)
+        rc = publish(session, error);
+    if (!session->load || take_report(session))
+        return rc;
+    written = write_report(session, rc ? &second : error);
+    return rc ? rc : written;
+}
+
 static int load_and_maybe_serve(struct cli *cli, int serves)
 {
     struct session session = {.cli = cli};
-    struct heft_error error = HEFT_ERROR_INIT, second = HEFT_ERROR_INIT;
-    int rc, code;
+    struct heft_error error = HEFT_ERROR_INIT;
+    int rc, code = EXIT_DONE, made_report, made_sha256 = 0;
 
     catch_stop();
-    rc = check_output(cli, "report", &error);
+    rc = check_output(cli, "report", &made_report, &error);
     if (!rc)
-        rc = check_output(cli, "sha256", &error);
+        rc = check_output(cli, "sha256", &made_sha256, &error);
     if (!rc)
-        rc = start_load(&session, serves, 0, &error);
-    if (!rc)
-        rc = wait_load(&session, &error);
-    if (!rc) {
-        session.model = heft_load_take_model(session.load);
-        rc = write_sha256(&session, &error);
-    }
-    if (!rc)
-        rc = check_stop(&error);
-    if (!rc && serves)
-        rc = publish(&session, &error);
-    if (session.load && !take_report(&session)) {
-        int written = write_report(&session, rc ? &second : &error);
-
-        rc = rc ? rc : written;
-    }
-    if (rc)
+        rc = run_load(&session, serves, &error);
+    if (rc) {
         code = cli_fail(cli, rc, &error);
-    else if (serves) {
-        if (!cli->json)
-            print_loaded(session.report);
-        code = serve_until_stopped(&session);
+        if (!cli->json && session.report && report_on_stdout(cli))
+            cli_print_json(session.report, 0);
+        else if (!cli->json && session.report &&
+                 json_array_size(json_object_get(session.report, "sources")) > 1)
+            print_sources(session.report);
     } else {
-        if (cli->json)
-            print_json(session.report);
-        else
+        if (!report_on_stdout(cli))
             print_loaded(session.report);
-        code = EXIT_DONE;
+        else if (!serves || !cli->json)
+            cli_print_json(session.report, 0);
+        if (serves)
+            code = serve_until_stopped(&session);
     }
-    if (rc && !cli->json && session.report && json_array_size(json_object_get(session.report, "sources")) > 1)
-        print_sources(session.report);
     session_end(&session);
+    drop_if_empty(cli, "report", made_report);
+    drop_if_empty(cli, "sha256", made_sha256);
     return code;
 }
 
@@ -470,33 +538,43 @@ int cli_serve(struct cli *cli)
     return load_and_maybe_serve(cli, 1);
 }
 
+/* One transport that could, or could not, bring a source's bytes. */
+static void print_candidate(const json_t *candidate, int is_first)
+{
+    int score = (int)json_integer_value(json_object_get(candidate, "score"));
+
+    if (score > 0)
+        printf("    %s %s (score %d): %s\n", is_first ? "by" : "or by", word(candidate, "transport"), score,
+               cli_safe(word(candidate, "reason")));
+    else
+        printf("    not by %s: %s\n", word(candidate, "transport"), cli_safe(word(candidate, "reason")));
+}
+
 static void print_plan(const json_t *report)
 {
-    const json_t *source, *layout = json_object_get(report, "layout");
-    size_t index;
+    const json_t *source, *candidate, *layout = json_object_get(report, "layout");
+    uint64_t split = whole(layout, "split_tensors");
+    size_t index, at;
 
-    printf("%s@%s: %llu tensors, %s; wanted: %s in %llu chunks (%llu tensors split)\n",
-           cli_safe(word(report, "model")), cli_safe(word(report, "revision")),
-           (unsigned long long)whole(report, "model_tensors"), cli_bytes(whole(report, "model_bytes")),
-           cli_bytes(whole(layout, "wanted_bytes")), (unsigned long long)whole(layout, "chunks"),
-           (unsigned long long)whole(layout, "split_tensors"));
+    printf("%s@%s: %llu tensors, %s", cli_safe(word(report, "model")), cli_safe(word(report, "revision")),
+           (unsigned long long)whole(report, "model_tensors"), cli_bytes(whole(report, "model_bytes")));
+    if (whole(layout, "ranks") > 1)
+        printf("; rank %llu of %llu wants %s (%llu tensors split by %s)",
+               (unsigned long long)whole(layout, "rank"), (unsigned long long)whole(layout, "ranks"),
+               cli_bytes(whole(layout, "wanted_bytes")), (unsigned long long)split, word(layout, "split"));
+    printf(", in %llu chunks\n", (unsigned long long)whole(layout, "chunks"));
     json_array_foreach(json_object_get(report, "sources"), index, source)
     {
         const json_t *reason = json_object_get(source, "reason");
-        const char *candidates = word(source, "candidates");
 
-        printf("  %s (%s): %s\n", cli_safe(word(source, "name")), word(source, "kind"),
-               cli_safe(word(source, "why")));
+        printf("  %s (%s)%s%s\n", cli_safe(word(source, "name")), word(source, "kind"),
+               word(source, "why")[0] ? ": " : "", cli_safe(word(source, "why")));
         if (reason)
-            printf("    not used: %s: %s\n", word(reason, "code"), cli_safe(word(reason, "text")));
-        while (*candidates) {
-            size_t size = strcspn(candidates, "\n");
-            char line[1024];
-
-            (void)snprintf(line, sizeof(line), "%.*s", (int)size, candidates);
-            printf("    %s\n", cli_safe(line));
-            candidates += size + (candidates[size] == '\n');
-        }
+            printf("    not used: %s: %s\n", word(reason, "code"),
+                   cli_was_said(word(reason, "text")) ? "see the warning above"
+                                                      : cli_safe(word(reason, "text")));
+        json_array_foreach(json_object_get(source, "candidates"), at, candidate)
+            print_candidate(candidate, at == 0);
     }
 }
 
@@ -504,20 +582,25 @@ int cli_plan(struct cli *cli)
 {
     struct session session = {.cli = cli};
     struct heft_error error = HEFT_ERROR_INIT;
-    int rc, code = EXIT_DONE;
+    int made, rc, code = EXIT_DONE;
 
     catch_stop();
-    rc = start_load(&session, 0, HEFT_LOAD_EXPLAIN, &error);
+    rc = check_output(cli, "report", &made, &error);
+    if (!rc)
+        rc = start_load(&session, 0, HEFT_LOAD_EXPLAIN, &error);
     if (!rc)
         rc = wait_load(&session, &error);
     if (!rc)
         rc = take_report(&session);
+    if (!rc)
+        rc = write_report(&session, &error);
     if (rc)
         code = cli_fail(cli, rc, &error);
-    else if (cli->json)
-        print_json(session.report);
+    else if (report_on_stdout(cli))
+        cli_print_json(session.report, 0);
     else
         print_plan(session.report);
     session_end(&session);
+    drop_if_empty(cli, "report", made);
     return code;
 }

@@ -16,6 +16,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/resource.h>
+#include <sys/stat.h>
 #include <sys/uio.h>
 #include <unistd.h>
 
@@ -173,13 +174,20 @@ int cli_probe(struct cli *cli)
 {
     const char *path = heft_config_text(&cli->config, "path");
     int measure = (int)heft_config_number(&cli->config, "measure"), measured;
-    struct heft_error error = HEFT_ERROR_INIT;
+    struct heft_error error = HEFT_ERROR_INIT, second = HEFT_ERROR_INIT;
     struct heft_limits limits;
     struct finding findings[10];
     json_t *object = json_object(), *array = json_array();
     size_t count = 0, index;
-    int rc = HEFT_OK;
+    int rc = HEFT_OK, forgotten;
+    struct stat st;
 
+    if (stat(path, &st) || !S_ISDIR(st.st_mode)) {
+        json_decref(object);
+        json_decref(array);
+        rc = heft_error_set(&error, HEFT_ERR_NOT_FOUND, "--path %s: no such folder", path);
+        return cli_fail(cli, rc, &error);
+    }
     probe_memory(&findings[count++]);
     probe_uring(&findings[count++]);
     probe_direct(&findings[count++], path);
@@ -192,9 +200,8 @@ int cli_probe(struct cli *cli)
                   "no GPU: install NVIDIA's driver, or pass the GPU into the container");
     if (measure) {
         rc = heft_limits_measure(path, &limits, &error);
-        if (!rc)
-            rc = heft_limits_write(&limits, &error);
     }
+    forgotten = measure && !rc ? heft_limits_write(&limits, &second) : HEFT_OK;
     measured = rc == HEFT_OK && (measure || heft_limits_read(&limits) == HEFT_OK);
     for (index = 0; index < count; index++) {
         const struct finding *f = &findings[index];
@@ -214,11 +221,12 @@ int cli_probe(struct cli *cli)
     else if (!cli->json && rc == HEFT_OK)
         printf("limits: not measured yet; heft probe --measure\n");
     if (cli->json) {
-        (void)json_dumpf(object, stdout, JSON_INDENT(2));
-        putchar('\n');
+        cli_print_json(object, 0);
     }
     json_decref(object);
     if (measure && !rc && error.code)
         fprintf(stderr, "heft: probe: %s\n", error.text);
+    if (forgotten)
+        fprintf(stderr, "heft: probe: the limits are not remembered: %s\n", second.text);
     return rc ? cli_fail(cli, rc, &error) : EXIT_DONE;
 }

@@ -19,7 +19,11 @@ static int load_control(struct heft_error *error)
     } found;
 
     if (!library)
-        return heft_error_set(error, HEFT_ERR_LIBRARY, "loading the directory client: %s", dlerror());
+        return heft_error_set(
+            error, HEFT_ERR_LIBRARY,
+            "the client of heftd can't be loaded: %s; install libheft-control beside libheft, or use "
+            "--directory file:PATH",
+            dlerror());
     found.pointer = dlsym(library, "heft_control_open_directory");
     if (!found.pointer)
         return heft_error_set(error, HEFT_ERR_LIBRARY, "libheft-control.so.0 is of another version: %s",

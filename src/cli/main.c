@@ -5,19 +5,13 @@
 #include "base/error.h"
 
 #include <errno.h>
+#include <poll.h>
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 extern char **environ;
-
-static void log_line(enum heft_log_level level, const char *line, void *context)
-{
-    static const char *const names[] = {"", "error", "warning", "info", "debug"};
-
-    (void)context;
-    fprintf(stderr, "heft: %s: %s\n", names[level], line);
-}
 
 static void print_overview(FILE *out)
 {
@@ -31,7 +25,7 @@ static void print_overview(FILE *out)
         (void)snprintf(left, sizeof(left), "%s %s", cli_commands[index].name, cli_commands[index].arguments);
         fprintf(out, "  %-18s %s\n", left, cli_commands[index].summary);
     }
-    fprintf(out, "\nheft COMMAND --help tells more; heft --version.\n"
+    fprintf(out, "\nheft COMMAND --help (or heft help COMMAND) tells more; heft --version.\n"
                  "Exit codes: 0 done, 1 failed, 2 usage or configuration, 3 the model is broken, 4 not "
                  "found, 5 refused,\n"
                  "6 deadline. Start with: heft inspect ./model, then heft load ./model\n");
@@ -69,8 +63,15 @@ static int unknown_command(const char *name)
     for (index = 0; index < cli_command_count; index++)
         names[index] = cli_commands[index].name;
     nearest = heft_nearest(name, names, cli_command_count);
-    fprintf(stderr, "heft: unknown command '%s'%s%s%s; see heft --help\n", cli_safe(name),
-            nearest ? ": did you mean " : "", nearest ? nearest : "", nearest ? "?" : "");
+    if (name[0] == '-')
+        fprintf(stderr,
+                "heft: unknown option '%s' before the command: heft COMMAND [OPTION]...; see heft --help\n",
+                cli_safe(name));
+    else if (nearest)
+        fprintf(stderr, "heft: unknown command '%s': did you mean %s? See heft --help\n", cli_safe(name),
+                nearest);
+    else
+        fprintf(stderr, "heft: unknown command '%s': see heft --help\n", cli_safe(name));
     return EXIT_USAGE;
 }
 
@@ -119,14 +120,33 @@ static void set_log(const struct cli *cli)
 
     for (level = 1; level <= 4; level++)
         if (strcmp(wanted, levels[level]) == 0)
-            heft_set_log_sink(log_line, NULL, (enum heft_log_level)level);
+            heft_set_log_sink(cli_log_line, NULL, (enum heft_log_level)level);
+}
+
+/* A pipe whose reader went away (| head): it has seen what it wanted, and no sentence helps it. */
+static int reader_left(void)
+{
+    struct pollfd out = {.fd = STDOUT_FILENO, .events = POLLOUT};
+
+    return poll(&out, 1, 0) == 1 && (out.revents & POLLERR);
+}
+
+/* Also when the options can't be read: who asked for JSON gets the error as JSON. */
+static int wants_json(const struct heft_config *config, int argc, char **argv)
+{
+    int index;
+
+    for (index = 1; index < argc && strcmp(argv[index], "--") != 0; index++)
+        if (strcmp(argv[index], "--json") == 0)
+            return 1;
+    return (int)heft_config_number(config, "json");
 }
 
 static int run_command(const struct cli_command *command, int argc, char **argv)
 {
     struct cli cli = {.command = command->name};
     struct heft_error error = HEFT_ERROR_INIT;
-    int rc = heft_config_init(&cli.config, cli_options, cli_option_count, &error), index, code;
+    int rc = heft_config_init(&cli.config, cli_options, cli_option_count, &error), index, code, asked_json;
 
     if (rc)
         return cli_fail(&cli, rc, &error);
@@ -136,10 +156,11 @@ static int run_command(const struct cli_command *command, int argc, char **argv)
             heft_config_free(&cli.config);
             return EXIT_DONE;
         }
+    asked_json = wants_json(&cli.config, argc, argv); /* now: reading the options moves argv's words */
     rc = heft_config_arguments(&cli.config, command->groups, argc, argv, &cli.argument_count, &error);
     if (!rc)
         rc = read_configuration(&cli, &error);
-    cli.json = rc ? 0 : (int)heft_config_number(&cli.config, "json");
+    cli.json = rc ? asked_json : (int)heft_config_number(&cli.config, "json");
     cli.arguments = argv + 1;
     if (!rc && cli.argument_count < command->min_arguments)
         rc = heft_error_set(&error, HEFT_ERR_INVALID, "%s is missing: heft %s %s", command->arguments,
@@ -164,8 +185,11 @@ static int run_command(const struct cli_command *command, int argc, char **argv)
         set_log(&cli);
         code = command->run(&cli);
     }
+    errno = 0;
     if (fflush(stdout) || ferror(stdout)) {
-        fprintf(stderr, "heft: %s: writing the answer failed: %s\n", command->name, strerror(errno));
+        if (!reader_left())
+            fprintf(stderr, "heft: %s: writing the answer failed: %s\n", command->name,
+                    errno ? strerror(errno) : "an earlier part could not be written");
         code = code == EXIT_DONE ? EXIT_FAILED : code;
     }
     heft_config_free(&cli.config);
@@ -181,7 +205,7 @@ int main(int argc, char **argv)
         print_overview(stderr);
         return EXIT_USAGE;
     }
-    if (strcmp(argv[1], "--version") == 0) {
+    if (strcmp(argv[1], "--version") == 0 || strcmp(argv[1], "-V") == 0 || strcmp(argv[1], "version") == 0) {
         printf("heft %s\n", heft_version());
         return EXIT_DONE;
     }

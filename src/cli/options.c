@@ -38,8 +38,8 @@ const struct heft_config_entry cli_options[] = {
     {"split", HEFT_CONFIG_CHOICE, "row", 0, 0, "row|column", 0,
      "which dimension ranks split: the first or the last", CLI_LOAD},
     {"source", HEFT_CONFIG_TEXT, "auto", 0, 0, 0, "LIST", "auto, file, peer, or file+peer", CLI_LOAD},
-    {"require", HEFT_CONFIG_TEXT, 0, 0, 0, 0, "TRANSPORT",
-     "fail unless every byte takes it: local, tcp or file", CLI_LOAD},
+    {"require", HEFT_CONFIG_CHOICE, 0, 0, 0, "local|tcp|file", 0,
+     "fail unless every byte takes this transport", CLI_LOAD},
     {"max-host-memory", HEFT_CONFIG_SIZE, "256M", 16 * MIB, 0, 0, "SIZE",
      "staging memory beside the model's own", CLI_LOAD},
     {"deadline", HEFT_CONFIG_DURATION, "10m", 1, 0, 0, "TIME", "give up after this long", CLI_LOAD},
@@ -50,9 +50,10 @@ const struct heft_config_entry cli_options[] = {
     {"workers", HEFT_CONFIG_NUMBER, "0", 0, 64, 0, "N", "threads that move bytes; 0: one a core, at most 8",
      CLI_LOAD},
     {"no-verify", HEFT_CONFIG_FLAG, 0, 0, 0, 0, 0, "neither make nor check block digests", CLI_LOAD},
-    {"report", HEFT_CONFIG_TEXT, 0, 0, 0, 0, "FILE", "write the load report (JSON); '-' is stdout", CLI_LOAD},
+    {"report", HEFT_CONFIG_TEXT, 0, 0, 0, 0, "FILE",
+     "write the report (JSON); '-': on stdout, in place of the summary", CLI_LOAD},
     {"sha256", HEFT_CONFIG_TEXT, 0, 0, 0, 0, "FILE",
-     "write each loaded tensor's SHA-256, to compare with other tools", CLI_LOAD},
+     "write each loaded tensor's SHA-256, to compare with other tools", CLI_SERVE},
     {"stay", HEFT_CONFIG_FLAG, 0, 0, 0, 0, 0, "serve the model to others until stopped", CLI_LOAD_ONLY},
     {"name", HEFT_CONFIG_TEXT, 0, 0, 0, 0, "NAME", "the replica's name (default: host-pid-random)",
      CLI_SERVE},
@@ -113,10 +114,56 @@ const struct cli_command cli_commands[] = {
 };
 const size_t cli_command_count = sizeof(cli_commands) / sizeof(cli_commands[0]);
 
+static void print_commands(void)
+{
+    size_t command;
+
+    for (command = 0; command < cli_command_count; command++)
+        printf("%s ", cli_commands[command].name);
+}
+
+/* The values of the option before the cursor, where they are words. */
+static void print_values(void)
+{
+    size_t option;
+
+    for (option = 0; option < cli_option_count; option++) {
+        const char *at = cli_options[option].choices;
+
+        if (strcmp(cli_options[option].name, "source") == 0)
+            at = "auto|file|peer|file+peer";
+        if (!at)
+            continue;
+        printf("    --%s)\n        mapfile -t COMPREPLY < <(compgen -W \"", cli_options[option].name);
+        for (; *at; at++)
+            putchar(*at == '|' ? ' ' : *at);
+        printf("\" -- \"$cur\")\n        return\n        ;;\n");
+    }
+}
+
+/* Of each command: its options, or (where its argument is a word) that word. */
+static void print_options(void)
+{
+    size_t command, option;
+
+    for (command = 0; command < cli_command_count; command++) {
+        printf("    %s) options=\"--help", cli_commands[command].name);
+        for (option = 0; option < cli_option_count; option++)
+            if (cli_options[option].groups & cli_commands[command].groups)
+                printf(" --%s", cli_options[option].name);
+        printf("\"");
+        if (cli_commands[command].run == cli_completion)
+            printf(" words=bash");
+        printf(" ;;\n");
+    }
+    printf("    help) words=\"");
+    print_commands();
+    printf("\" ;;\n");
+}
+
 /* bash: commands first, then the command's options, their choices, else file names (models are paths too). */
 int cli_completion(struct cli *cli)
 {
-    size_t command, option;
     struct heft_error error = HEFT_ERROR_INIT;
 
     if (strcmp(cli->arguments[0], "bash") != 0) {
@@ -126,34 +173,21 @@ int cli_completion(struct cli *cli)
         (void)cli_fail(cli, error.code, &error);
         return EXIT_USAGE;
     }
-    printf("# bash completion for heft; made by 'heft completion bash'\n_heft()\n{\n    local "
-           "cur=${COMP_WORDS[COMP_CWORD]}"
-           " prev=${COMP_WORDS[COMP_CWORD - 1]} options=\n    COMPREPLY=()\n    if [ \"$COMP_CWORD\" -eq 1 "
-           "]; then\n"
+    printf("# bash completion for heft; made by 'heft completion bash'\n_heft()\n{\n"
+           "    local cur=${COMP_WORDS[COMP_CWORD]} prev=${COMP_WORDS[COMP_CWORD - 1]} options= words=\n"
+           "    COMPREPLY=()\n    if [ \"$COMP_CWORD\" -eq 1 ]; then\n"
            "        mapfile -t COMPREPLY < <(compgen -W \"");
-    for (command = 0; command < cli_command_count; command++)
-        printf("%s ", cli_commands[command].name);
+    print_commands();
     printf("help --help --version\" -- \"$cur\")\n        return\n    fi\n    case $prev in\n");
-    for (option = 0; option < cli_option_count; option++)
-        if (cli_options[option].type == HEFT_CONFIG_CHOICE) {
-            const char *at;
-
-            printf("    --%s)\n        mapfile -t COMPREPLY < <(compgen -W \"", cli_options[option].name);
-            for (at = cli_options[option].choices; *at; at++)
-                putchar(*at == '|' ? ' ' : *at);
-            printf("\" -- \"$cur\")\n        return\n        ;;\n");
-        }
+    print_values();
     printf("    esac\n    case ${COMP_WORDS[1]} in\n");
-    for (command = 0; command < cli_command_count; command++) {
-        printf("    %s) options=\"--help", cli_commands[command].name);
-        for (option = 0; option < cli_option_count; option++)
-            if (cli_options[option].groups & cli_commands[command].groups)
-                printf(" --%s", cli_options[option].name);
-        printf("\" ;;\n");
-    }
-    printf("    esac\n    case $cur in\n    -*) mapfile -t COMPREPLY < <(compgen -W \"$options\" -- "
-           "\"$cur\") ;;\n"
-           "    *) mapfile -t COMPREPLY < <(compgen -f -- \"$cur\") ;;\n    esac\n}\ncomplete -o filenames "
-           "-F _heft heft\n");
+    print_options();
+    printf(
+        "    esac\n    case $cur in\n    -*) mapfile -t COMPREPLY < <(compgen -W \"$options\" -- \"$cur\") "
+        ";;\n"
+        "    *)\n        if [ -n \"$words\" ]; then\n"
+        "            mapfile -t COMPREPLY < <(compgen -W \"$words\" -- \"$cur\")\n        else\n"
+        "            mapfile -t COMPREPLY < <(compgen -f -- \"$cur\")\n        fi\n        ;;\n    esac\n}\n"
+        "complete -o filenames -F _heft heft\n");
     return EXIT_DONE;
 }

@@ -1,17 +1,20 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* What commands show: errors and exit codes, sizes and rates, JSON, and the progress of a load. */
 #include "cli/cli.h"
 #include "base/clock.h"
 #include "base/error.h"
 #include "base/text.h"
 
-#include <ctype.h>
 #include <jansson.h>
+#include <pthread.h>
 #include <string.h>
+#include <sys/ioctl.h>
 #include <unistd.h>
 
 #define BAR_WIDTH 24
 #define PLAIN_EVERY_NS HEFT_NS_PER_S
 #define TERMINAL_EVERY_NS (100 * HEFT_NS_PER_MS)
+#define SMOOTH_S 1.5
 
 int cli_exit_code(int rc)
 {
@@ -41,12 +44,11 @@ int cli_fail(const struct cli *cli, int rc, const struct heft_error *error)
     fprintf(stderr, "heft: %s%s%s: %s\n", cli && cli->command ? cli->command : "",
             cli && cli->command ? ": " : "", heft_error_name(rc), cli_safe(text));
     if (cli && cli->json) {
-        json_t *said = json_string(text);
+        json_t *words = json_string(text);
         json_t *object = json_pack("{s:s, s:{s:s, s:o}}", "status", heft_error_name(rc), "error", "code",
-                                   heft_error_name(rc), "text", said ? said : json_string("(not UTF-8)"));
+                                   heft_error_name(rc), "text", words ? words : json_string("(not UTF-8)"));
 
-        (void)json_dumpf(object, stdout, JSON_INDENT(2));
-        putchar('\n');
+        cli_print_json(object, 0);
         json_decref(object);
     }
     return cli_exit_code(rc);
@@ -102,26 +104,28 @@ const char *cli_seconds(double seconds)
     return text;
 }
 
+static void escape(const char *text, char *out, size_t out_size)
+{
+    size_t used = 0;
+
+    while (*text && used + 4 * HEFT_TEXT_PLAIN_MAX_BYTES < out_size) {
+        size_t size = heft_text_plain(text), index;
+
+        if (size == 0) /* what a terminal or a reader could take for something else */
+            used += (size_t)snprintf(out + used, out_size - used, "\\x%02x", (unsigned char)*text++);
+        for (index = 0; index < size; index++)
+            out[used++] = *text++;
+    }
+    out[used] = 0;
+}
+
 const char *cli_safe(const char *text)
 {
     static char buffers[4][2048];
     static unsigned next;
     char *out = buffers[next++ % 4];
-    size_t used = 0;
 
-    while (*text && used + 4 * HEFT_TEXT_PLAIN_MAX_BYTES < sizeof(buffers[0])) {
-        size_t size = heft_text_plain(text), index;
-
-        if (size ==
-            0) { /* a byte, or a character, that a terminal or a reader could take for something else */
-            used +=
-                (size_t)snprintf(out + used, sizeof(buffers[0]) - used, "\\x%02x", (unsigned char)*text++);
-            continue;
-        }
-        for (index = 0; index < size; index++)
-            out[used++] = *text++;
-    }
-    out[used] = 0;
+    escape(text, out, sizeof(buffers[0]));
     return out;
 }
 
@@ -137,6 +141,52 @@ void cli_hex(const uint8_t *bytes, size_t size, char *text_out)
     *text_out = 0;
 }
 
+/* ---- what was said ---- */
+
+#define SAID_MAX 8
+
+static pthread_mutex_t said_lock = PTHREAD_MUTEX_INITIALIZER;
+static char said[SAID_MAX][HEFT_ERROR_TEXT_BYTES + 128];
+static unsigned said_count;
+static int bar_drawn; /* a bar stands on the terminal's last line */
+
+/* Called from the library's threads as well: nothing shared but what the lock guards. */
+void cli_log_line(enum heft_log_level level, const char *line, void *context)
+{
+    static const char *const names[] = {"", "error", "warning", "info", "debug"};
+    char safe[2048];
+
+    (void)context;
+    escape(line, safe, sizeof(safe));
+    (void)pthread_mutex_lock(&said_lock);
+    fprintf(stderr, "%sheft: %s: %s\n", bar_drawn ? "\r\033[K" : "", names[level], safe);
+    bar_drawn = 0;
+    (void)snprintf(said[said_count++ % SAID_MAX], sizeof(said[0]), "%s", line);
+    (void)pthread_mutex_unlock(&said_lock);
+}
+
+int cli_was_said(const char *text)
+{
+    unsigned index;
+    int found = 0;
+
+    (void)pthread_mutex_lock(&said_lock);
+    for (index = 0; index < SAID_MAX && !found; index++)
+        found = text[0] && strstr(said[index], text) != NULL;
+    (void)pthread_mutex_unlock(&said_lock);
+    return found;
+}
+
+/* ---- JSON ---- */
+
+void cli_print_json(const struct json_t *json, int on_one_line)
+{
+    /* Six digits are more than any measurement here has. */
+    (void)json_dumpf(json, stdout, (on_one_line ? JSON_COMPACT : JSON_INDENT(2)) | JSON_REAL_PRECISION(6));
+    putchar('\n');
+    (void)fflush(stdout);
+}
+
 /* ---- progress ---- */
 
 void cli_progress_start(struct cli_progress *progress, int quiet)
@@ -145,47 +195,123 @@ void cli_progress_start(struct cli_progress *progress, int quiet)
         (struct cli_progress){.terminal = isatty(STDERR_FILENO), .quiet = quiet, .last_ns = heft_now_ns()};
 }
 
-static void draw_bar(const struct heft_load_progress *now, double bytes_per_second)
+static size_t terminal_width(void)
 {
-    char bar[BAR_WIDTH + 1];
+    struct winsize size;
+
+    if (ioctl(STDERR_FILENO, TIOCGWINSZ, &size) || size.ws_col == 0)
+        return 80;
+    return size.ws_col;
+}
+
+/* Adds a piece unless the line would reach the last column, where a terminal wraps. */
+static void add_piece(char *line, size_t width, const char *piece)
+{
+    size_t used = strlen(line), size = strlen(piece);
+
+    if (used + size < width && used + size < CLI_BAR_LINE_BYTES)
+        memcpy(line + used, piece, size + 1);
+}
+
+static const char *time_left(double seconds)
+{
+    size_t size;
+    char *text = rotating(&size);
+    unsigned long long whole = (unsigned long long)(seconds + 0.5);
+
+    if (whole < 60)
+        (void)snprintf(text, size, "  %llu s left", whole);
+    else if (whole < 3600)
+        (void)snprintf(text, size, "  %llu min %02llu s left", whole / 60, whole % 60);
+    else
+        (void)snprintf(text, size, "  %llu h %02llu min left", whole / 3600, whole / 60 % 60);
+    return text;
+}
+
+void cli_bar(const struct heft_load_progress *now, double bytes_per_second, size_t width,
+             char line_out[CLI_BAR_LINE_BYTES])
+{
+    char piece[128], bar[BAR_WIDTH + 1];
     double done = now->bytes_total ? (double)now->bytes_done / (double)now->bytes_total : 0;
     size_t index;
 
+    line_out[0] = 0;
+    (void)snprintf(piece, sizeof(piece), "%s", now->stage);
+    add_piece(line_out, width, piece);
+    if (now->bytes_total == 0)
+        return;
     for (index = 0; index < BAR_WIDTH; index++)
         bar[index] = (double)index < done * BAR_WIDTH ? '#' : '-';
     bar[BAR_WIDTH] = 0;
-    fprintf(stderr, "\r\033[K%-7s [%s] %3.0f %%  %s of %s  %s  %u source%s%s", now->stage, bar, done * 100,
-            cli_bytes(now->bytes_done), cli_bytes(now->bytes_total), cli_rate(bytes_per_second),
-            now->sources_active, now->sources_active == 1 ? "" : "s",
-            now->sources_lost ? "  (one or more lost)" : "");
+    (void)snprintf(piece, sizeof(piece), " [%s]", bar);
+    if (width >= BAR_WIDTH + 36)
+        add_piece(line_out, width, piece);
+    (void)snprintf(piece, sizeof(piece), " %3.0f %%  %s of %s", done * 100, cli_bytes(now->bytes_done),
+                   cli_bytes(now->bytes_total));
+    add_piece(line_out, width, piece);
+    (void)snprintf(piece, sizeof(piece), "  %s", cli_rate(bytes_per_second));
+    add_piece(line_out, width, piece);
     if (bytes_per_second > 0 && now->bytes_total > now->bytes_done)
-        fprintf(stderr, "  %s left",
-                cli_seconds((double)(now->bytes_total - now->bytes_done) / bytes_per_second));
+        add_piece(line_out, width,
+                  time_left((double)(now->bytes_total - now->bytes_done) / bytes_per_second));
+    (void)snprintf(piece, sizeof(piece), "  %u source%s", now->sources_active,
+                   now->sources_active == 1 ? "" : "s");
+    add_piece(line_out, width, piece);
+    if (now->sources_lost) {
+        (void)snprintf(piece, sizeof(piece), ", %u lost", now->sources_lost);
+        add_piece(line_out, width, piece);
+    }
+}
+
+static void draw_bar(const struct heft_load_progress *now, double bytes_per_second)
+{
+    char line[CLI_BAR_LINE_BYTES];
+
+    cli_bar(now, bytes_per_second, terminal_width(), line);
+    (void)pthread_mutex_lock(&said_lock);
+    fprintf(stderr, "\r\033[K%s", line);
     (void)fflush(stderr);
+    bar_drawn = 1;
+    (void)pthread_mutex_unlock(&said_lock);
+}
+
+/* The rate is that of about the last second and a half: one that jumps ten times a second can't be read. */
+static double smooth(struct cli_progress *progress, uint64_t bytes, uint64_t passed_ns)
+{
+    double passed = (double)passed_ns / (double)HEFT_NS_PER_S;
+    double rate = (double)bytes / passed, weight = passed / (passed + SMOOTH_S);
+
+    progress->rate = progress->shown ? progress->rate + weight * (rate - progress->rate) : rate;
+    return progress->rate;
 }
 
 void cli_progress_show(struct cli_progress *progress, const struct heft_load_progress *now)
 {
-    uint64_t time = heft_now_ns(), passed = time - progress->last_ns;
+    uint64_t time = heft_now_ns(), passed = time - progress->last_ns, done = now->bytes_done;
     double bytes_per_second;
 
     if (progress->quiet || passed < (progress->terminal ? TERMINAL_EVERY_NS : PLAIN_EVERY_NS))
         return;
     bytes_per_second =
-        (double)(now->bytes_done - progress->last_bytes) * (double)HEFT_NS_PER_S / (double)passed;
+        smooth(progress, done > progress->last_bytes ? done - progress->last_bytes : 0, passed);
     progress->last_ns = time;
-    progress->last_bytes = now->bytes_done;
+    progress->last_bytes = done;
     progress->shown = 1;
     if (progress->terminal)
         draw_bar(now, bytes_per_second);
+    else if (now->bytes_total == 0)
+        fprintf(stderr, "heft: %s\n", now->stage);
     else
-        fprintf(stderr, "heft: %s: %s of %s, %s, %u source%s\n", now->stage, cli_bytes(now->bytes_done),
-                cli_bytes(now->bytes_total), cli_rate(bytes_per_second), now->sources_active,
-                now->sources_active == 1 ? "" : "s");
+        fprintf(stderr, "heft: %s: %.0f %%, %s of %s, %s, %u source%s\n", now->stage,
+                100 * (double)done / (double)now->bytes_total, cli_bytes(done), cli_bytes(now->bytes_total),
+                cli_rate(bytes_per_second), now->sources_active, now->sources_active == 1 ? "" : "s");
 }
 
 void cli_progress_end(struct cli_progress *progress)
 {
-    if (progress->terminal && progress->shown)
+    (void)pthread_mutex_lock(&said_lock);
+    if (progress->terminal && bar_drawn)
         fprintf(stderr, "\r\033[K");
+    bar_drawn = 0;
+    (void)pthread_mutex_unlock(&said_lock);
 }

@@ -210,6 +210,32 @@ static void clean_sentence(char *text)
             *text = '.';
 }
 
+/* gRPC's chain of reasons ends with the one that helps. */
+static int unavailable(const struct heft_grpc_client *client, const char *sentence, struct heft_error *error)
+{
+    static const char marker[] = "Failed to connect to remote host: ";
+    const struct heft_grpc_address *address = &client->address;
+    const char *at = sentence, *last = sentence;
+
+    if (strstr(sentence, "http1"))
+        return heft_error_set(
+            error, HEFT_ERR_UNAVAILABLE,
+            "no %s answers at %s:%u: what listens there speaks HTTP/1; is that the port of --http?",
+            client->service, address->host, address->port);
+    if (strstr(sentence, "DNS resolution failed"))
+        return heft_error_set(error, HEFT_ERR_UNAVAILABLE,
+                              "no %s answers at %s:%u: the name does not resolve", client->service,
+                              address->host, address->port);
+    while ((at = strstr(at, marker)) != NULL) {
+        at += sizeof(marker) - 1;
+        last = at;
+    }
+    return heft_error_set(error, HEFT_ERR_UNAVAILABLE,
+                          "no %s answers at %s:%u (%.200s): is it running there? %s --listen %s:%u starts it",
+                          client->service, address->host, address->port, last, client->service, address->host,
+                          address->port);
+}
+
 static int report(const struct heft_grpc_client *client, const struct heft_grpc_unary *unary,
                   struct attempt *attempt, uint32_t timeout_ms, struct heft_error *error)
 {
@@ -221,9 +247,7 @@ static int report(const struct heft_grpc_client *client, const struct heft_grpc_
         return heft_error_set(error, attempt->code, "%s", attempt->sentence);
     switch (attempt->status) {
     case GRPC_STATUS_UNAVAILABLE:
-        return heft_error_set(error, HEFT_ERR_UNAVAILABLE,
-                              "no %s answers at %s:%u: is it running there? start it with: %s (%.200s)",
-                              service, address->host, address->port, service, attempt->sentence);
+        return unavailable(client, attempt->sentence, error);
     case GRPC_STATUS_DEADLINE_EXCEEDED:
         return heft_error_set(error, HEFT_ERR_DEADLINE, "%s at %s:%u did not answer %s within %u ms", service,
                               address->host, address->port, unary->method, timeout_ms);

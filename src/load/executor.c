@@ -137,6 +137,16 @@ static void give_back(struct heft_executor *executor, struct slot *slot)
     slot->chunk = NO_CHUNK;
 }
 
+static int goes_on(const struct heft_executor *executor)
+{
+    uint32_t index;
+
+    for (index = 0; index < executor->lane_count; index++)
+        if (is_live(&executor->lanes[index]))
+            return 1;
+    return 0;
+}
+
 static void lose_source(struct heft_executor *executor, uint32_t index, int code, const char *text)
 {
     struct heft_source *source = executor->lanes[index].source;
@@ -145,8 +155,9 @@ static void lose_source(struct heft_executor *executor, uint32_t index, int code
         return;
     source->state = HEFT_SOURCE_LOST;
     heft_error_set(&source->reason, code, "%s", text && text[0] ? text : heft_error_text(code));
-    heft_log(HEFT_LOG_WARN, "source %s lost: %s: %s", source->name, heft_error_name(code),
-             source->reason.text);
+    /* The last one's loss ends the load, whose error says the same. */
+    heft_log(goes_on(executor) ? HEFT_LOG_WARN : HEFT_LOG_INFO, "source %s lost: %s: %s", source->name,
+             heft_error_name(code), source->reason.text);
 }
 
 /* Ends the load when nothing flies, nothing is being repaired, and no live source can take what is left. */
@@ -155,6 +166,7 @@ static void check_hopeless(struct heft_executor *executor)
     char reasons[HEFT_ERROR_TEXT_BYTES] = "";
     size_t used = 0;
     uint32_t index, slot;
+    int all_required = 1;
 
     if (executor->stopping || executor->left == 0 || executor->active > 0)
         return;
@@ -179,9 +191,10 @@ static void check_hopeless(struct heft_executor *executor)
                      source->reason.text[0] ? source->reason.text : "does not hold the rest");
 
         used += size > 0 ? (size_t)size : 0;
+        all_required &= source->reason.code == HEFT_ERR_REQUIRED;
     }
     executor->stopping = 1;
-    heft_error_set(&executor->error, HEFT_ERR_SOURCE_LOST,
+    heft_error_set(&executor->error, all_required ? HEFT_ERR_REQUIRED : HEFT_ERR_SOURCE_LOST,
                    "no source is left for %" PRIu64 " of %" PRIu64 " chunks: %s", executor->left,
                    executor->options.plan->chunk_count, reasons);
 }

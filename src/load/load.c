@@ -538,9 +538,9 @@ static int copy_options(struct heft_load *load, const struct heft_load_options *
         return heft_error_set(error, HEFT_ERR_INVALID,
                               "max_host_bytes is %" PRIu64 ": at least %" PRIu64 " (16M) is needed",
                               o->max_host_bytes, MIN_HOST_BYTES);
-    if (o->ranks > 1 && o->rank >= o->ranks)
+    if (o->rank >= (o->ranks ? o->ranks : 1))
         return heft_error_set(error, HEFT_ERR_INVALID, "rank %u of %u does not exist: ranks count from 0",
-                              o->rank, o->ranks);
+                              o->rank, o->ranks ? o->ranks : 1);
     if (o->targets && o->ranks > 1)
         return heft_error_set(error, HEFT_ERR_INVALID,
                               "targets name their boxes themselves: leave ranks out");

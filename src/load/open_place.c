@@ -165,18 +165,30 @@ static int find_path(const char *path, struct heft_place *place, struct heft_err
     return rc;
 }
 
-static int needs_network(const struct heft_ref *ref, struct heft_error *error)
+static int needs_network(const char *model, const struct heft_ref *ref, struct heft_error *error)
 {
-    static const char *const words[] = {[HEFT_REF_S3] = "an S3 bucket",
-                                        [HEFT_REF_GCS] = "a Google Cloud bucket",
-                                        [HEFT_REF_AZURE] = "an Azure container",
-                                        [HEFT_REF_HTTP] = "a web address"};
+    static const char *const words[] = {[HEFT_REF_S3] = "in an S3 bucket",
+                                        [HEFT_REF_GCS] = "in a Google Cloud bucket",
+                                        [HEFT_REF_AZURE] = "in an Azure container",
+                                        [HEFT_REF_HTTP] = "on the web"};
 
     return heft_error_set(
         error, HEFT_ERR_UNSUPPORTED,
         "%s is %s, and this version reads models from this machine and from replicas only; copy it to a "
         "folder and name that",
-        ref->name, words[ref->kind]);
+        model, words[ref->kind]);
+}
+
+int heft_place_parse(const char *model, struct heft_ref *ref_out, struct heft_error *error)
+{
+    int rc = heft_ref_parse(model, ref_out, error);
+    struct stat st;
+
+    if (!rc || !model || !model[0] || model[0] == '~' || stat(model, &st))
+        return rc;
+    return heft_error_set(error, rc,
+                          "\"%.200s\" is not org/name; for the %s of that name here write ./%.200s", model,
+                          S_ISDIR(st.st_mode) ? "folder" : "file", model);
 }
 
 int heft_place_find(const char *model, const struct heft_model_options *options, struct heft_place *place_out,
@@ -185,7 +197,7 @@ int heft_place_find(const char *model, const struct heft_model_options *options,
     struct heft_place place = {.root_fd = -1, .blobs_fd = -1};
     const char *revision = options ? options->revision : NULL;
     struct heft_ref ref;
-    int rc = heft_ref_parse(model, &ref, error);
+    int rc = heft_place_parse(model, &ref, error);
 
     if (rc)
         return rc;
@@ -205,7 +217,7 @@ int heft_place_find(const char *model, const struct heft_model_options *options,
                                  options ? options->cache : NULL, &place, error);
         break;
     default:
-        rc = needs_network(&ref, error);
+        rc = needs_network(model, &ref, error);
         break;
     }
     if (rc) {

@@ -15,6 +15,11 @@ struct heft_place {
     char *single;   /* base name of a single file, or NULL */
 };
 
+struct heft_ref;
+
+/* heft_ref_parse; a refusal asks whether the file or folder of that name here is meant, and guesses nothing.
+ */
+int heft_place_parse(const char *model, struct heft_ref *ref_out, struct heft_error *error);
 /* Follows a reference as far as a folder or file. Errors name what was looked for, and where. */
 int heft_place_find(const char *model, const struct heft_model_options *options, struct heft_place *place_out,
                     struct heft_error *error);

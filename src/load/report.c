@@ -78,17 +78,47 @@ static json_t *source_object(const struct heft_source *source, uint64_t total_by
     return object;
 }
 
-/* What a planned source would use: the transports' own words. */
+/* "file 600: its reason" as an object. */
+static json_t *candidate_object(const char *line, size_t size)
+{
+    char copy[512], *score, *reason;
+    json_t *object;
+
+    (void)snprintf(copy, sizeof(copy), "%.*s", (int)(size < sizeof(copy) ? size : sizeof(copy) - 1), line);
+    score = strchr(copy, ' ');
+    reason = score ? strstr(score, ": ") : NULL;
+    if (!reason)
+        return NULL;
+    *score++ = 0;
+    *reason = 0;
+    object = json_object();
+    (void)json_object_set_new(object, "transport", text(copy));
+    (void)json_object_set_new(object, "score", json_integer(strtol(score, NULL, 10)));
+    (void)json_object_set_new(object, "reason", text(reason + 2));
+    return object;
+}
+
+/* What a planned source would use: the transports' own words, the best first. */
 static void add_explanation(const struct heft_load *load, const struct heft_source *source, json_t *object)
 {
     char words[2048] = "";
+    const char *line = words;
+    json_t *candidates;
 
     if (source->state != HEFT_SOURCE_READY || !load->agent)
         return;
-    if (!heft_agent_explain(load->agent, source->peer, HEFT_SPACE_HOST,
-                            source->kind == HEFT_SOURCE_FILES ? HEFT_SPACE_FILE : HEFT_SPACE_HOST, words,
-                            sizeof(words)))
-        (void)json_object_set_new(object, "candidates", text(words));
+    if (heft_agent_explain(load->agent, source->peer, HEFT_SPACE_HOST,
+                           source->kind == HEFT_SOURCE_FILES ? HEFT_SPACE_FILE : HEFT_SPACE_HOST, words,
+                           sizeof(words)))
+        return;
+    candidates = json_array();
+    while (*line) {
+        size_t size = strcspn(line, "\n");
+
+        (void)json_array_append_new(candidates, candidate_object(line, size));
+        line += size + (line[size] == '\n');
+    }
+    (void)json_object_set_new(object, "candidates", candidates);
 }
 
 static void add_model(const struct heft_load *load, json_t *report)

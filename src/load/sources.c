@@ -11,6 +11,7 @@
 #include "base/error.h"
 #include "base/log.h"
 #include "format/modeldir.h"
+#include "load/open_place.h"
 
 #include <inttypes.h>
 #include <pthread.h>
@@ -292,8 +293,15 @@ static int ask_directory(const struct heft_load_options *options, struct found_a
     if (!query.revision || query.revision[0] == 0)
         query.revision = NULL;
     rc = options->directory->ops->list(options->directory, &query, &all->records, error);
-    if (rc)
-        return heft_error_prefix(error, rc, "asking the directory %s", options->directory->address);
+    if (rc) {
+        const char *address = options->directory->address;
+
+        if (strncmp(address, "file:", 5) == 0)
+            address += 5;
+        return strstr(error->text, address)
+                   ? rc
+                   : heft_error_prefix(error, rc, "asking the directory %s", options->directory->address);
+    }
     for (index = 0; index < all->records.count; index++) {
         const struct heft_record *record = &all->records.records[index];
         struct heft_load_peer where = {record->addresses, record->name, record->generation, record->token};
@@ -507,9 +515,10 @@ static int nothing_found(const struct heft_load_options *options, const struct h
     }
     if (tried == 0)
         return heft_error_set(error, HEFT_ERR_NOT_FOUND,
-                              "no replica of %s is known%s%s: serve one (heft serve), or allow "
+                              "no replica of %s is known%s%s; serve one (heft serve), or allow "
                               "files as a source",
-                              what, options->directory ? " to " : ": no directory is named",
+                              what,
+                              options->directory ? " to " : ", since no directory is named (--directory)",
                               options->directory ? options->directory->address : "");
     if (tried == 1) {
         *error = only->reason;
@@ -561,7 +570,7 @@ static int find_wanted(const struct heft_load_options *options, struct found_all
         if (!options->model || strcmp(wanted->stage, "raw") != 0)
             return HEFT_OK; /* files hold the raw stage only */
     }
-    rc = heft_ref_parse(options->model, &ref, error);
+    rc = heft_place_parse(options->model, &ref, error);
     /* Files are opened even when only peers may supply bytes: they tell which model is meant. */
     if (!rc)
         rc = find_files(options, all->hunt.agent, found, error);
@@ -616,7 +625,7 @@ static int find_peers(const struct heft_load_options *options, struct found_all 
         if (rc) {
             struct heft_source *source = add_source(&all->found, HEFT_SOURCE_PEER, "directory");
 
-            heft_log(HEFT_LOG_WARN, "%s; loading without replicas", error->text);
+            heft_log(HEFT_LOG_WARN, "%s (loading without replicas)", error->text);
             if (source)
                 refuse(source, error);
         }

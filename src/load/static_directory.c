@@ -93,7 +93,11 @@ static int read_file(const char *path, int fd, struct heft_buf *bytes, struct he
     if (fstat(fd, &info))
         return heft_error_set_errno(error, errno, "reading %s", path);
     if (!S_ISREG(info.st_mode))
-        return heft_error_set(error, HEFT_ERR_NOT_A_FILE, "%s is not a regular file", path);
+        return heft_error_set(
+            error, HEFT_ERR_INVALID,
+            "directory file %s: %s, not a regular file; name a file, it is made when a replica "
+            "is published",
+            path, S_ISDIR(info.st_mode) ? "a folder" : "a device or pipe");
     for (;;) {
         uint8_t block[65536];
         ssize_t got = read(fd, block, sizeof(block));

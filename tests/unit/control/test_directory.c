@@ -274,7 +274,7 @@ static void a_restarted_daemon_is_found_by_the_next_call(void **state)
     stop(fixture);
     assert_int_equal(directory->ops->renew(directory, "r1", &record.generation, 0, NULL, &error),
                      HEFT_ERR_UNAVAILABLE);
-    assert_non_null(strstr(error.text, "start it with: heftd"));
+    assert_non_null(strstr(error.text, "heftd --listen"));
     assert_non_null(strstr(error.text, fixture->address));
     start(fixture, fixture->address, 6);
     assert_int_equal(directory->ops->renew(directory, "r1", &record.generation, 0, NULL, &error),

@@ -513,7 +513,7 @@ static void a_broken_stream_of_a_living_peer_is_repaired(void **state)
     teardown(&world);
 }
 
-static void a_route_that_is_required_and_missing_loses_the_source(void **state)
+static void a_route_that_is_required_and_missing_loses_the_source_or_ends_the_load(void **state)
 {
     struct world world;
     struct heft_error error = HEFT_ERROR_INIT;
@@ -529,7 +529,7 @@ static void a_route_that_is_required_and_missing_loses_the_source(void **state)
     calm();
     fakes[0].create_fails = 1;
     setup(&world, 1, 1);
-    assert_int_equal(run(&world, &error), HEFT_ERR_SOURCE_LOST);
+    assert_int_equal(run(&world, &error), HEFT_ERR_REQUIRED);
     teardown(&world);
 }
 
@@ -620,7 +620,7 @@ int main(void)
         cmocka_unit_test(a_peer_that_freezes_while_it_is_connected_delays_neither_the_others_nor_the_end),
         cmocka_unit_test(transfers_that_end_inside_post_do_not_recurse),
         cmocka_unit_test(a_broken_stream_of_a_living_peer_is_repaired),
-        cmocka_unit_test(a_route_that_is_required_and_missing_loses_the_source),
+        cmocka_unit_test(a_route_that_is_required_and_missing_loses_the_source_or_ends_the_load),
         cmocka_unit_test(stopping_drains_before_it_reports),
         cmocka_unit_test(digests_are_made_where_none_are_known),
         cmocka_unit_test(random_misfortunes_end_right_or_with_an_error),

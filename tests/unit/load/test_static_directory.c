@@ -250,15 +250,15 @@ static void places_that_can_not_hold_a_directory_are_refused(void **state)
                    fixture->folder); /* a folder where the file should be */
     directory = open_at(address);
     assert_non_null(directory);
-    assert_int_equal(directory->ops->list(directory, NULL, &list, &error), HEFT_ERR_NOT_A_FILE);
-    assert_int_equal(publish(directory, "a", 1, 60000, NULL, &error), HEFT_ERR_NOT_A_FILE);
+    assert_int_equal(directory->ops->list(directory, NULL, &list, &error), HEFT_ERR_INVALID);
+    assert_int_equal(publish(directory, "a", 1, 60000, NULL, &error), HEFT_ERR_INVALID);
     heft_directory_close(directory);
     (void)snprintf(address, sizeof(address), "%s/fifo", fixture->folder);
     assert_int_equal(mkfifo(address, 0600), 0);
     (void)snprintf(address, sizeof(address), "file:%s/fifo", fixture->folder);
     directory = open_at(address);
     assert_non_null(directory);
-    assert_int_equal(directory->ops->list(directory, NULL, &list, &error), HEFT_ERR_NOT_A_FILE);
+    assert_int_equal(directory->ops->list(directory, NULL, &list, &error), HEFT_ERR_INVALID);
     heft_directory_close(directory);
     assert_int_equal(publish(fixture->directory, "a\nb", 1, 60000, NULL, &error), HEFT_ERR_INVALID);
     assert_int_equal(publish(fixture->directory, "", 1, 60000, NULL, &error), HEFT_ERR_INVALID);

@@ -83,8 +83,8 @@ struct heft_replica_status {
     uint64_t renewals;      /* successful ones */
     uint64_t republished;   /* times the directory had forgotten it and it was published again */
     uint64_t lease_left_ms; /* 0: expired, or no directory */
-    uint64_t bytes_served;
-    uint64_t readers; /* peers connected now */
+    uint64_t bytes_served;  /* sent by this process; readers of its host that map its memory are not seen */
+    uint64_t readers;       /* peers connected now */
     struct heft_error last_error;
 };
 void heft_replica_get_status(struct heft_replica *replica, struct heft_replica_status *status_out);

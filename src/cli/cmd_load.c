@@ -412,14 +412,19 @@ static void say_serving(const struct session *session)
     (void)fflush(stdout);
 }
 
-static void say_stopped(const struct session *session)
+/* Bytes that readers of this host map or copy themselves are not seen here: they are not told as none. */
+static void say_stopped(const struct session *session, uint64_t since_ns)
 {
     struct heft_replica_status status = {.size = sizeof(status)};
     json_t *event;
 
     heft_replica_get_status(session->replica, &status);
     if (!session->cli->json) {
-        printf("stopped; %s went to others\n", cli_bytes(status.bytes_served));
+        printf("stopped after serving for %s",
+               cli_seconds((double)(heft_now_ns() - since_ns) / HEFT_NS_PER_S));
+        if (status.bytes_served)
+            printf("; %s went out over tcp", cli_bytes(status.bytes_served));
+        putchar('\n');
         return;
     }
     event =
@@ -431,13 +436,15 @@ static void say_stopped(const struct session *session)
 
 static int serve_until_stopped(struct session *session)
 {
+    uint64_t since_ns = heft_now_ns();
+
     say_serving(session);
     while (!stop_wanted) {
         struct timespec pause = {0, 50000000};
 
         (void)nanosleep(&pause, NULL);
     }
-    say_stopped(session);
+    say_stopped(session, since_ns);
     return EXIT_DONE;
 }
 

@@ -175,7 +175,7 @@ def a_name_that_is_taken_is_told():
         second = fleet.serve(model, "same", directory)
         second.line("takes its name over from the replica at")
         second.line("serving as")
-        assert second.stop() == 0 and "stopped; " in second.text()
+        assert second.stop() == 0 and "stopped after serving for" in second.text()
 
 
 def two_replicas_without_a_name_get_two():

@@ -1,0 +1,97 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""Programs of others: the examples and the README's program, built against an installed heft with nothing but its public
+headers and pkg-config, and run."""
+import os
+import re
+import shlex
+import subprocess
+import sys
+
+sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+import fleet as f  # noqa: E402
+
+FLAGS = ["-std=c17", "-Wall", "-Wextra", "-Wpedantic", "-Werror"]
+
+
+class Installed:
+    """heft in a folder of the test's own, as a package would put it on a machine."""
+
+    def __init__(self, fleet):
+        self.root = fleet.path("root")
+        subprocess.run(["meson", "install", "-C", f.BUILD, "--no-rebuild", "--tags", "devel,runtime", "--destdir", self.root],
+                       check=True, capture_output=True)
+        found = subprocess.run(["find", self.root, "-name", "heft.pc"], check=True, capture_output=True, text=True).stdout
+        self.pc = os.path.dirname(found.strip())
+        with open(os.path.join(self.pc, "heft.pc")) as pc:
+            self.prefix = self.root + re.search(r"^prefix=(.*)$", pc.read(), re.M).group(1)
+        self.libdir = os.path.dirname(self.pc)
+
+    def flags(self, package="heft"):
+        out = subprocess.run(["pkg-config", f"--define-variable=prefix={self.prefix}", "--cflags", "--libs", package],
+                             env={**os.environ, "PKG_CONFIG_PATH": self.pc}, check=True, capture_output=True, text=True)
+        return shlex.split(out.stdout)
+
+    def build(self, source, program, package="heft"):
+        done = subprocess.run([os.environ.get("CC", "cc"), *FLAGS, source, *self.flags(package), "-o", program],
+                              capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+
+    def run(self, *command, **more):
+        env = {**os.environ, "LD_LIBRARY_PATH": self.libdir}
+        return subprocess.run(command, env=env, capture_output=True, text=True, timeout=f.WAIT, **more)
+
+
+def the_examples_serve_and_load():
+    with f.Fleet() as fleet:
+        heft = Installed(fleet)
+        for name in ("serve", "load"):
+            heft.build(os.path.join(f.ROOT, "examples", f"{name}.c"), fleet.path(name))
+        directory = f"file:{fleet.path('replicas.json')}"
+        done = heft.run(fleet.path("load"), directory)
+        assert done.returncode == 1 and "no replica of example/layer is known" in done.stderr, done
+        serve = subprocess.Popen([fleet.path("serve"), directory], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+                                 env={**os.environ, "LD_LIBRARY_PATH": heft.libdir})
+        try:
+            assert serve.stdout.readline().startswith("serving as ")
+            done = heft.run(fleet.path("load"), directory)
+            assert done.returncode == 0, done
+            assert done.stdout == ("layer.weight[64][0] = 8192, layer.weight[127][127] = 16383, layer.bias[255] = 127.5\n")
+            serve.stdin.close()
+            assert serve.wait(f.WAIT) == 0
+        finally:
+            if serve.poll() is None:
+                serve.kill()
+        assert fleet.replicas(directory) == []
+
+
+def the_program_of_the_readme_runs():
+    with f.Fleet() as fleet:
+        heft = Installed(fleet)
+        with open(os.path.join(f.ROOT, "README.md")) as readme:
+            program = re.search(r"```c\n(.*?)```", readme.read(), re.S).group(1)
+        with open(fleet.path("program.c"), "w") as out:
+            out.write(program)
+        heft.build(fleet.path("program.c"), fleet.path("program"))
+        model = fleet.model(table="small", size="400K", shards_=1)
+        done = heft.run(fleet.path("program"), model)
+        assert done.returncode == 0 and re.fullmatch(r"\S+: \S+, \d+ bytes at 0x[0-9a-f]+\n", done.stdout), done
+        done = heft.run(fleet.path("program"), fleet.path("nowhere"))
+        assert done.returncode == 1 and "no such file or folder" in done.stderr, done
+
+
+def heft_and_heftd_run_from_where_they_are_installed():
+    with f.Fleet() as fleet:
+        heft = Installed(fleet)
+        for program in ("heft", "heftd"):
+            done = heft.run(os.path.join(heft.prefix, "bin", program), "--version")
+            assert done.returncode == 0 and done.stdout.startswith(program + " "), done
+        heftd = fleet.heftd()
+        done = heft.run(os.path.join(heft.prefix, "bin", "heft"), "health", "--directory", heftd.address)
+        assert done.returncode == 0, done  # libheft-control is found beside libheft
+
+
+TESTS = [the_examples_serve_and_load, the_program_of_the_readme_runs, heft_and_heftd_run_from_where_they_are_installed]
+
+if __name__ == "__main__":
+    f.main(TESTS)

@@ -10,6 +10,7 @@
 #include <unistd.h>
 
 #define PAGE_MAX_REPLICAS 500u
+#define SHORT_BYTES 12
 
 static uint64_t resident_bytes(void)
 {
@@ -93,14 +94,15 @@ static void escaped(struct heft_buf *buf, const char *text)
     }
 }
 
+/* Decimal, as the command line has it. */
 static void bytes_text(uint64_t bytes, char *text_out, size_t size)
 {
-    static const char *const units[] = {"B", "KiB", "MiB", "GiB", "TiB", "PiB"};
+    static const char *const units[] = {"B", "kB", "MB", "GB", "TB", "PB"};
     double value = (double)bytes;
     size_t unit = 0;
 
-    for (; value >= 1024 && unit < 5; unit++)
-        value /= 1024;
+    for (; value >= 1000 && unit < 5; unit++)
+        value /= 1000;
     (void)snprintf(text_out, size, unit ? "%.1f %s" : "%.0f %s", value, units[unit]);
 }
 
@@ -123,6 +125,58 @@ static void cell(struct heft_buf *buf, const char *text)
     heft_buf_printf(buf, "</td>");
 }
 
+/* The beginning of what identifies; the whole of it when one points at it. */
+static void short_cell(struct heft_buf *buf, const char *text)
+{
+    char start[SHORT_BYTES + 1];
+    size_t size = strnlen(text, SHORT_BYTES);
+
+    while (size && ((unsigned char)text[size] & 0xc0) == 0x80)
+        size--; /* not within a character */
+    (void)snprintf(start, sizeof(start), "%.*s", (int)size, text);
+    heft_buf_printf(buf, "<td class=g title=\"");
+    escaped(buf, text);
+    heft_buf_printf(buf, "\">");
+    escaped(buf, start);
+    heft_buf_printf(buf, "</td>");
+}
+
+/* "raw", or what an engine made of it for which rank. */
+static void form_cell(struct heft_buf *buf, const struct heft_replica_view *view)
+{
+    heft_buf_printf(buf, "<td>");
+    escaped(buf, view->stage);
+    if (view->rank[0]) {
+        heft_buf_printf(buf, " ");
+        escaped(buf, view->rank);
+    }
+    heft_buf_printf(buf, "</td>");
+}
+
+static void addresses_cell(struct heft_buf *buf, const char *addresses)
+{
+    char one[256];
+
+    heft_buf_printf(buf, "<td class=g>");
+    while (*addresses) {
+        size_t size = strcspn(addresses, ",");
+
+        (void)snprintf(one, sizeof(one), "%.*s", (int)(size < sizeof(one) ? size : sizeof(one) - 1),
+                       addresses);
+        if (strncmp(one, "unix:", 5) == 0) { /* its long name says nothing but the generation, beside it */
+            heft_buf_printf(buf, "<span title=\"");
+            escaped(buf, one);
+            heft_buf_printf(buf, "\">unix</span>");
+        } else {
+            escaped(buf, one);
+        }
+        addresses += size + (addresses[size] == ',');
+        if (*addresses)
+            heft_buf_printf(buf, "<br>");
+    }
+    heft_buf_printf(buf, "</td>");
+}
+
 static void row(void *context, const struct heft_replica_view *view)
 {
     struct heft_buf *buf = context;
@@ -136,18 +190,18 @@ static void row(void *context, const struct heft_replica_view *view)
     heft_buf_printf(buf, "<tr>");
     cell(buf, view->name);
     cell(buf, view->model);
-    cell(buf, view->revision);
-    cell(buf, view->stage);
-    cell(buf, view->rank);
+    short_cell(buf, view->revision);
+    form_cell(buf, view);
     heft_buf_printf(buf, "<td class=n>%s</td><td class=n>%" PRIu64 "</td>", size, view->tensor_count);
     if (view->held_blocks == view->block_count)
-        heft_buf_printf(buf, "<td class=n>whole</td>");
+        heft_buf_printf(buf, "<td class=n>100 %%</td>");
     else
         heft_buf_printf(buf, "<td class=n>%.1f %%</td>",
                         100.0 * (double)view->held_blocks / (double)view->block_count);
-    heft_buf_printf(buf, "<td class=n>%.1f of %.1f s</td><td class=n>%s</td><td class=g>%.12s</td>",
-                    (double)view->lease_left_ms / 1000, (double)view->lease_ms / 1000, age, generation);
-    cell(buf, view->addresses);
+    heft_buf_printf(buf, "<td class=n>%.1f of %.1f s</td><td class=n>%s ago</td>",
+                    (double)view->lease_left_ms / 1000, (double)view->lease_ms / 1000, age);
+    short_cell(buf, generation);
+    addresses_cell(buf, view->addresses);
     heft_buf_printf(buf, "</tr>\n");
 }
 
@@ -157,10 +211,9 @@ static const char page_head[] =
     "body{font:15px/1.5 system-ui,sans-serif;margin:2em;color:#1b1f24;background:#fff}\n"
     "h1{font-size:1.4em;margin:0 0 .2em}p{margin:.2em 0 1.2em;color:#57606a}p.w{color:#b42318}\n"
     "div{overflow-x:auto}table{border-collapse:collapse;width:100%}\n"
-    "th,td{text-align:left;padding:.45em .9em .45em 0;border-bottom:1px solid #d8dee4;vertical-align:top}\n"
-    "th{font-weight:600;color:#57606a;white-space:nowrap}td{overflow-wrap:break-word;min-width:4em}\n"
-    ".n{white-space:nowrap;font-variant-numeric:tabular-nums}.g{white-space:nowrap;font-family:ui-monospace,"
-    "monospace}\n"
+    "th,td{text-align:left;padding:.45em 1.4em .45em 0;border-bottom:1px solid #d8dee4;vertical-align:top;"
+    "white-space:nowrap}\nth{font-weight:600;color:#57606a}\n"
+    ".n{text-align:right;font-variant-numeric:tabular-nums}.g{font:13px/1.75 ui-monospace,monospace}\n"
     "@media(prefers-color-scheme:dark){body{color:#e6edf3;background:#0d1117}th,p{color:#9198a1}"
     "th,td{border-color:#30363d}p.w{color:#ff7b72}}\n</style>\n";
 
@@ -192,10 +245,10 @@ void heft_http_page(const struct heft_http_sources *sources, struct heft_buf *bu
                              "HOST:PORT</p>\n");
         return;
     }
-    heft_buf_printf(buf,
-                    "<div><table><thead><tr><th>Replica<th>Model<th>Revision<th>Stage<th>Rank<th>Size"
-                    "<th>Tensors<th>Held<th>Lease left<th>Published<th>Generation<th>Addresses</tr></thead>"
-                    "<tbody>\n");
+    heft_buf_printf(
+        buf, "<div><table><thead><tr><th>Replica<th>Model<th>Revision<th>Form<th class=n>Size"
+             "<th class=n>Tensors<th class=n>Held<th class=n>Lease left<th class=n>Published<th>Generation"
+             "<th>Addresses</tr></thead><tbody>\n");
     shown = heft_directory_service_visit(sources->service, NULL, PAGE_MAX_REPLICAS, row, buf);
     heft_buf_printf(buf, "</tbody></table></div>\n");
     if (shown < status.records)

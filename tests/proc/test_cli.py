@@ -18,7 +18,7 @@ import time
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 import fleet as f  # noqa: E402
-from test_misuse import refused, unused_port  # noqa: E402
+from test_misuse import refused  # noqa: E402
 
 
 def lines_of(text):
@@ -89,7 +89,7 @@ def json_is_one_document_also_when_it_fails():
 def a_directory_that_is_away_is_told_once():
     with f.Fleet() as fleet:
         model = fleet.model(table="small", size="400K", shards_=1)
-        away = f"127.0.0.1:{unused_port()}"
+        away = f"127.0.0.1:{f.free_port()}"
         for command in ("load", "plan"):
             code, out, err = fleet.run(command, model, "--directory", away)
             assert code == 0 and (out + err).count("is it running there") == 1, out + err

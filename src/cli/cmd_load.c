@@ -73,11 +73,13 @@ static int open_agent(struct session *session, int serves, struct heft_error *er
 {
     const struct heft_config *config = &session->cli->config;
     struct heft_agent_options options = HEFT_AGENT_OPTIONS_INIT;
+    char name[HEFT_NAME_MAX_BYTES + 1];
 
     options.max_host_bytes = heft_config_number(config, "max-host-memory");
     options.workers = (uint32_t)heft_config_number(config, "workers");
     if (serves) {
-        options.name = heft_config_text(config, "name");
+        heft_replica_default_name(name, sizeof(name));
+        options.name = heft_config_text(config, "name") ? heft_config_text(config, "name") : name;
         options.listen = heft_config_text(config, "listen");
     }
     return heft_agent_open(&options, &session->agent, error);

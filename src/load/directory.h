@@ -73,6 +73,9 @@ struct heft_directory {
     char address[512];
 };
 
+/* The name of a replica that was given none: "host-pid-random". */
+void heft_replica_default_name(char *name_out, size_t size_bytes);
+
 void heft_record_free(struct heft_record *record);
 void heft_record_list_free(struct heft_record_list *list);
 int heft_record_set_identity(struct heft_record *record, const struct heft_identity *identity);

@@ -426,12 +426,20 @@ static int start_publishing(struct heft_replica *replica, struct heft_error *err
 
 /* ---- open and close ---- */
 
+void heft_replica_default_name(char *name_out, size_t size_bytes)
+{
+    char host[64] = "replica";
+    uint16_t salt;
+
+    heft_random_bytes(&salt, sizeof(salt));
+    (void)gethostname(host, sizeof(host) - 1);
+    (void)snprintf(name_out, size_bytes, "%s-%d-%04x", host, (int)getpid(), salt);
+}
+
 static int take_agent(struct heft_replica *replica, const struct heft_replica_options *options,
                       struct heft_error *error)
 {
     struct heft_agent_options agent = HEFT_AGENT_OPTIONS_INIT;
-    char host[64] = "replica";
-    uint32_t salt;
     int rc;
 
     if (options->agent) {
@@ -443,13 +451,10 @@ static int take_agent(struct heft_replica *replica, const struct heft_replica_op
         (void)snprintf(replica->name, sizeof(replica->name), "%s", heft_agent_name(options->agent));
         return HEFT_OK;
     }
-    heft_random_bytes(&salt, sizeof(salt));
-    (void)gethostname(host, sizeof(host) - 1);
     if (options->name)
         (void)snprintf(replica->name, sizeof(replica->name), "%s", options->name);
     else
-        (void)snprintf(replica->name, sizeof(replica->name), "%s-%d-%04x", host, (int)getpid(),
-                       salt & 0xffff);
+        heft_replica_default_name(replica->name, sizeof(replica->name));
     agent.name = replica->name;
     agent.listen = options->listen ? options->listen : "unix,127.0.0.1:0";
     rc = heft_agent_open(&agent, &replica->agent, error);

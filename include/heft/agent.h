@@ -96,6 +96,7 @@ struct heft_agent_stats {
     uint64_t peers_connected, peers_accepted; /* now: by this agent, and to it */
     uint64_t peers_lost, handshakes_refused;  /* so far; a goodbye is no loss */
     uint64_t regions;                         /* now */
+    uint64_t bytes_written;
 };
 void heft_agent_get_stats(const struct heft_agent *agent, struct heft_agent_stats *stats_out);
 

@@ -434,6 +434,7 @@ void heft_agent_get_stats(const struct heft_agent *const_agent, struct heft_agen
 
 #define READ(field) stats.field = __atomic_load_n(&agent->stats.field, __ATOMIC_RELAXED)
     READ(bytes_read);
+    READ(bytes_written);
     READ(bytes_served);
     READ(xfers_done);
     READ(xfers_failed);

@@ -159,6 +159,8 @@ static void count_end(struct heft_xfer *xfer)
         HEFT_COUNT(xfer->agent, xfers_done, 1);
     if (xfer->kind == HEFT_OP_READ)
         HEFT_COUNT(xfer->agent, bytes_read, xfer->result.bytes);
+    else
+        HEFT_COUNT(xfer->agent, bytes_written, xfer->result.bytes);
 }
 
 static void unlist(struct heft_xfer *xfer)

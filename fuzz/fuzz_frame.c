@@ -36,11 +36,15 @@ static void read_payload(const uint8_t *payload, size_t size)
 {
     struct heft_wire_challenge challenge;
     struct heft_wire_doc_get doc_get;
+    struct heft_wire_text notification;
+    struct heft_wire_counts counts;
+    struct heft_wire_credit credit;
     struct heft_wire_refuse refuse;
     struct heft_wire_hello hello;
     struct heft_wire_ready ready;
     struct heft_wire_auth auth;
     struct heft_wire_doc doc;
+    uint32_t index;
 
     if (heft_wire_get_hello(payload, size, &hello) == 0) {
         FUZZ_CHECK(hello.name.size && hello.version_lowest <= hello.version_highest);
@@ -62,6 +66,12 @@ static void read_payload(const uint8_t *payload, size_t size)
         FUZZ_CHECK(doc.chunk.size <= doc.total_bytes && doc.offset_bytes <= doc.total_bytes - doc.chunk.size);
         inside(doc.chunk, payload, size);
     }
+    if (heft_wire_get_notify(payload, size, &notification) == 0)
+        inside(notification, payload, size);
+    if (heft_wire_get_counts(payload, size, &counts) == 0)
+        for (index = 0; index < counts.count; index++)
+            FUZZ_CHECK(heft_wire_get_count(&counts, index).transfers > 0);
+    (void)heft_wire_get_credit(payload, size, &credit);
     read_regions(payload, size);
 }
 

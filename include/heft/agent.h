@@ -31,6 +31,7 @@ struct heft_agent;
 struct heft_region;
 struct heft_peer;
 struct heft_xfer;
+struct heft_counter;
 
 /* One life of one agent: random, never reused. A restarted process has another one. All zero means "none". */
 struct heft_generation {
@@ -59,10 +60,13 @@ struct heft_agent_options {
     uint32_t max_pending;              /* connections still in the handshake; 0: 256 */
     uint32_t handshake_timeout_ms;     /* 0: 5000 */
     uint64_t max_host_bytes; /* staging memory of all transports together; 0: 256 MiB; at least 16 MiB */
+    uint64_t max_notification_bytes; /* notifications of all peers that nobody has taken yet, 64 bytes each on
+                                        top; shared out evenly over max_peers, at most 1 MiB a peer; 0: 64
+                                        MiB, or what max_peers needs (8,256 bytes each) */
 };
-#define HEFT_AGENT_OPTIONS_INIT                                                       \
-    {                                                                                 \
-        sizeof(struct heft_agent_options), 0, {{0}}, {{0}}, 0, 0, 0, 0, 0, 0, 0, 0, 0 \
+#define HEFT_AGENT_OPTIONS_INIT                                                          \
+    {                                                                                    \
+        sizeof(struct heft_agent_options), 0, {{0}}, {{0}}, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0 \
     }
 
 int heft_agent_open(const struct heft_agent_options *options, struct heft_agent **agent_out,
@@ -97,6 +101,8 @@ struct heft_agent_stats {
     uint64_t peers_lost, handshakes_refused;  /* so far; a goodbye is no loss */
     uint64_t regions;                         /* now */
     uint64_t bytes_written;
+    uint64_t notifications_sent; /* handed to connections */
+    uint64_t notifications_received;
 };
 void heft_agent_get_stats(const struct heft_agent *agent, struct heft_agent_stats *stats_out);
 
@@ -213,7 +219,9 @@ typedef void (*heft_xfer_done_fn)(struct heft_xfer *xfer, const struct heft_xfer
                                   void *context);
 
 enum heft_xfer_flags {
-    HEFT_XFER_INLINE = 1 /* the posting thread may move the bytes itself before post returns */
+    HEFT_XFER_INLINE = 1, /* the posting thread may move the bytes itself before post returns */
+    HEFT_XFER_COUNT =
+        2 /* WRITE to a peer: counts one on the peer's counter `counter` when all bytes are there */
 };
 
 struct heft_xfer_options {
@@ -224,17 +232,27 @@ struct heft_xfer_options {
     uint32_t flags;            /* enum heft_xfer_flags */
     heft_xfer_done_fn on_done; /* once for each post that was taken, after the terminal state is set */
     void *context;
+    /* What the peer's heft_agent_next_notification gives once the bytes are there (WRITE) or were read
+     * (READ); NULL: none. At most HEFT_NOTIFICATION_MAX_BYTES, 0 is legal; copied by create. The transfer is
+     * done when it was handed to the connection; while the peer has no room for it, deadline and stall limit
+     * run. */
+    const void *notification;
+    size_t notification_bytes;
+    uint32_t counter; /* with HEFT_XFER_COUNT; any value */
 };
-#define HEFT_XFER_OPTIONS_INIT                             \
-    {                                                      \
-        sizeof(struct heft_xfer_options), 0, 0, 0, 0, 0, 0 \
+#define HEFT_XFER_OPTIONS_INIT                                      \
+    {                                                               \
+        sizeof(struct heft_xfer_options), 0, 0, 0, 0, 0, 0, 0, 0, 0 \
     }
+
+#define HEFT_NOTIFICATION_MAX_BYTES 8192
 
 /*
  * Prepares a transfer: checks every run against the regions, chooses the route, allocates. peer NULL: both
  * sides are this agent's regions. The runs are copied. The transfer is idle until posted. Errors: RANGE (with
  * the run), STALE, REQUIRED, UNSUPPORTED (no transport serves the pair; lists each with its reason),
- * PEER_LOST.
+ * PEER_LOST. With a notification or a counter also TOO_LARGE, and UNSUPPORTED when the peer's version takes
+ * neither. A transfer without runs may tell as well: it is a notification, or a count, with a completion.
  */
 int heft_xfer_create(struct heft_agent *agent, enum heft_op op, struct heft_peer *peer,
                      const struct heft_run *runs, size_t run_count, const struct heft_xfer_options *options,
@@ -245,6 +263,12 @@ int heft_xfer_create(struct heft_agent *agent, enum heft_op op, struct heft_peer
  */
 int heft_xfer_set_runs(struct heft_xfer *xfer, const struct heft_run *runs, size_t run_count,
                        struct heft_error *error);
+/*
+ * Replaces the notification of a transfer that is not active (STATE otherwise), for the posts that follow;
+ * data NULL: none from now on. The bytes are copied. Errors as create's.
+ */
+int heft_xfer_set_notification(struct heft_xfer *xfer, const void *data, size_t size_bytes,
+                               struct heft_error *error);
 /*
  * Starts it; again after each terminal state. STATE while active; PEER_LOST or STALLED when the peer is;
  * STALE when a region was withdrawn. After an error nothing was begun and no callback comes. Allocates
@@ -262,6 +286,101 @@ int heft_xfer_cancel(struct heft_xfer *xfer);
 /* BUSY while active; also until its callback has begun. NULL is allowed. */
 int heft_xfer_release(struct heft_xfer *xfer);
 void heft_xfer_get_result(const struct heft_xfer *xfer, struct heft_xfer_result *result_out);
+
+/* ---- notifications ---- */
+
+/*
+ * Sends bytes to the peer's agent, which takes them with heft_agent_next_notification: in the order of these
+ * calls and of the ends of transfers with a notification. Copies and returns; allowed in callbacks.
+ * size_bytes 0 is legal. Errors: AGAIN (the peer has not taken what waits already, 1 MiB), TOO_LARGE (over
+ * HEFT_NOTIFICATION_MAX_BYTES), UNSUPPORTED (the peer's version), PEER_LOST, STALLED. heft_peer_close drops
+ * what the peer has no room for yet; a transfer without runs tells when its notification is on its way.
+ */
+int heft_peer_notify(struct heft_peer *peer, const void *data, size_t size_bytes, struct heft_error *error);
+
+/* One notification that came. */
+struct heft_notification {
+    size_t size; /* sizeof(struct heft_notification), set before the call */
+    void *data;  /* the caller's from now on: heft_free. Never NULL */
+    size_t size_bytes;
+    char peer[HEFT_NAME_MAX_BYTES + 1];
+    struct heft_generation generation;
+    uint64_t epoch; /* the connection it came by; see heft_counter_epoch */
+};
+/*
+ * The oldest notification of any peer. Those of one connection come in the order in which they were sent;
+ * each once; also after their peer died. timeout_ms 0 only looks, the only legal value in a callback (STATE).
+ * Errors: AGAIN (none came in time), CANCELED (the agent was closed meanwhile), INVALID (size). Peers that
+ * send more than max_notification_bytes allows wait for this call.
+ */
+int heft_agent_next_notification(struct heft_agent *agent, struct heft_notification *notification_out,
+                                 uint64_t timeout_ms);
+/*
+ * A descriptor for poll, readable (POLLIN) while a notification waits to be taken. It stays the agent's:
+ * never read, write or close it; closing the agent closes it.
+ */
+int heft_agent_event_fd(struct heft_agent *agent, int *fd_out, struct heft_error *error);
+
+/* ---- counters ---- */
+
+/*
+ * A counter counts transfers (WRITE with HEFT_XFER_COUNT) of one peer that arrived whole: one each, however
+ * they were split and in whatever order they came. What arrives before the counter is opened is counted too:
+ * of each connection, up to 1,024 counters that nobody has opened; the connection ends over that. Nothing
+ * resets a counter: waiting for n takes n away and leaves the rest.
+ *
+ * An epoch is one connection of a peer to this agent: a number that grows with each, never reused. A counter
+ * belongs to one. When that ends, for whatever reason, every waiter is told PEER_LOST and why; what had
+ * arrived can still be taken. The next connection of the peer begins at 0, on another counter object.
+ */
+struct heft_counter_options {
+    size_t size;
+    const char *peer;                  /* the name of the peer that writes */
+    struct heft_generation generation; /* zero: any */
+    uint64_t after_epoch;              /* only a later connection than that; 0: any */
+    uint32_t id;
+    uint64_t threshold; /* transfers for which the descriptor becomes readable; 0: 1 */
+};
+#define HEFT_COUNTER_OPTIONS_INIT                              \
+    {                                                          \
+        sizeof(struct heft_counter_options), 0, {{0}}, 0, 0, 0 \
+    }
+
+/*
+ * Opens it on the peer's newest connection; if it has none now, on its newest that ended with this counter's
+ * transfers still to be taken (the last 64 connections that did are kept); else on the next one that comes.
+ * Errors: EXISTS (it is open already), INVALID.
+ */
+int heft_counter_open(struct heft_agent *agent, const struct heft_counter_options *options,
+                      struct heft_counter **counter_out, struct heft_error *error);
+/* BUSY while somebody waits, or a function is expected to be called or runs (it may close its own counter).
+ * What was not taken stays for the next one who opens it. May come after the agent was closed. NULL is
+ * allowed. */
+int heft_counter_close(struct heft_counter *counter, struct heft_error *error);
+/* Transfers that arrived and were not taken. */
+uint64_t heft_counter_count(struct heft_counter *counter);
+/* The connection it counts; 0 until the peer connects. */
+uint64_t heft_counter_epoch(struct heft_counter *counter);
+/* 0 while its connection lives or is awaited; PEER_LOST with the reason; CANCELED: the agent was closed. */
+int heft_counter_status(struct heft_counter *counter, struct heft_error *error);
+/*
+ * Takes `transfers`, as soon as that many are there. AGAIN: not within timeout_ms, nothing was taken (0 only
+ * looks, the only legal value in a callback: STATE); or the counter's status, once it can't be reached any
+ * more. Several may wait: each takes its own, in no order.
+ */
+int heft_counter_wait(struct heft_counter *counter, uint64_t transfers, uint64_t timeout_ms,
+                      struct heft_error *error);
+typedef void (*heft_counter_fn)(struct heft_counter *counter, int status, void *context);
+/*
+ * Calls the function once, on a worker: with 0 when `transfers` arrived, which it has taken then; with the
+ * counter's status when that can't come any more. It may expect the next ones. STATE while another one is
+ * expected.
+ */
+int heft_counter_expect(struct heft_counter *counter, uint64_t transfers, heft_counter_fn on_count,
+                        void *context, struct heft_error *error);
+/* A descriptor for poll, readable while at least `threshold` transfers are there or the status is not 0. It
+ * stays the counter's: never read, write or close it. */
+int heft_counter_event_fd(struct heft_counter *counter, int *fd_out, struct heft_error *error);
 
 /*
  * Which route a transfer between these spaces takes and why, one candidate a line with score and reason, best

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "agent/agent_internal.h"
+#include "agent/inbox.h"
 
 #include "base/clock.h"
 #include "base/error.h"
@@ -17,6 +18,7 @@
 #define WORKERS_DEFAULT_MAX 8u
 #define HOST_BYTES_DEFAULT ((uint64_t)256 << 20)
 #define HOST_BYTES_MIN ((uint64_t)16 << 20)
+#define NOTIFICATION_BYTES_DEFAULT ((uint64_t)64 << 20)
 
 /* ---- small tools ---- */
 
@@ -150,6 +152,8 @@ void heft_agent_unref(struct heft_agent *agent)
     (void)pthread_mutex_destroy(&agent->active_lock);
     (void)pthread_mutex_destroy(&agent->peers_lock);
     (void)pthread_mutex_destroy(&agent->document_lock);
+    (void)pthread_mutex_destroy(&agent->event_lock);
+    (void)pthread_cond_destroy(&agent->note_cond);
     memset(&agent->token, 0, sizeof(agent->token));
     free(agent);
 }
@@ -184,6 +188,25 @@ static int set_name(struct heft_agent *agent, const char *name, struct heft_erro
     return 0;
 }
 
+/* Every peer that may connect finds room for the largest notification at least. */
+static int take_notification_limit(struct heft_agent *agent, uint64_t limit_bytes, struct heft_error *error)
+{
+    uint64_t least_bytes = agent->max_peers * HEFT_INBOX_WINDOW_MIN_BYTES;
+    uint64_t window_bytes;
+
+    if (limit_bytes && limit_bytes < least_bytes)
+        return heft_error_set(error, HEFT_ERR_INVALID,
+                              "max_notification_bytes is at least %llu for max_peers %u: %u a peer",
+                              (unsigned long long)least_bytes, agent->max_peers, HEFT_INBOX_WINDOW_MIN_BYTES);
+    if (!limit_bytes)
+        limit_bytes = least_bytes > NOTIFICATION_BYTES_DEFAULT ? least_bytes : NOTIFICATION_BYTES_DEFAULT;
+    window_bytes = limit_bytes / agent->max_peers;
+    agent->max_notification_bytes = limit_bytes;
+    agent->notification_window_bytes =
+        window_bytes < HEFT_INBOX_WINDOW_MAX_BYTES ? window_bytes : HEFT_INBOX_WINDOW_MAX_BYTES;
+    return 0;
+}
+
 static int take_options(struct heft_agent *agent, const struct heft_agent_options *options,
                         struct heft_error *error)
 {
@@ -211,7 +234,7 @@ static int take_options(struct heft_agent *agent, const struct heft_agent_option
         return heft_error_set(error, HEFT_ERR_INVALID,
                               "peer_timeout_ms (%u) must be at least twice heartbeat_ms (%u)",
                               agent->peer_timeout_ms, agent->heartbeat_ms);
-    return 0;
+    return take_notification_limit(agent, options->max_notification_bytes, error);
 }
 
 static int start_threads(struct heft_agent *agent, uint32_t workers, struct heft_error *error)
@@ -239,6 +262,7 @@ static int start_threads(struct heft_agent *agent, uint32_t workers, struct heft
     agent->monitor_timer.fire = heft_monitor_fire;
     agent->monitor_job.run = heft_monitor_job_run;
     agent->announce_job.run = heft_sessions_announce_job;
+    agent->credit_job.run = heft_sessions_credit_job;
     return 0;
 }
 
@@ -254,6 +278,9 @@ static struct heft_agent *agent_new(void)
     (void)pthread_mutex_init(&agent->active_lock, NULL);
     (void)pthread_mutex_init(&agent->peers_lock, NULL);
     (void)pthread_mutex_init(&agent->document_lock, NULL);
+    (void)pthread_mutex_init(&agent->event_lock, NULL);
+    heft_cond_init(&agent->note_cond);
+    agent->event_fd = -1;
     heft_table_init(&agent->regions);
     heft_table_init(&agent->sessions);
     return agent;
@@ -389,6 +416,7 @@ int heft_agent_close(struct heft_agent *agent, struct heft_error *error)
     heft_peer_shut(agent->self);
     heft_peer_unref(agent->self);
     barrier(agent);
+    heft_inbox_shut(agent);
     heft_regions_clear(agent);
     heft_agent_close_transports(agent);
     stop_threads(agent);
@@ -440,6 +468,8 @@ void heft_agent_get_stats(const struct heft_agent *const_agent, struct heft_agen
     READ(xfers_failed);
     READ(peers_lost);
     READ(handshakes_refused);
+    READ(notifications_sent);
+    READ(notifications_received);
 #undef READ
     stats.peers_accepted = __atomic_load_n(&agent->sessions_now, __ATOMIC_RELAXED);
     (void)pthread_mutex_lock(&agent->peers_lock);

@@ -12,8 +12,8 @@
  * The connecting side's handshake runs in the thread that asked for it.
  *
  * Locks, outer to inner: peer->connect_lock, peer->map_lock, xfer->lock, then one of peer->lock,
- * agent->region_lock, agent->active_lock. No callback and no call of a transport that may wait runs under the
- * last four.
+ * agent->region_lock, agent->active_lock, agent->event_lock. No callback and no call of a transport that may
+ * wait runs under the last five.
  */
 #ifndef HEFT_AGENT_INTERNAL_H
 #define HEFT_AGENT_INTERNAL_H
@@ -34,6 +34,10 @@
 #define HEFT_KEY_BYTES HEFT_TOKEN_BYTES
 
 struct heft_session;
+struct heft_inbox;
+struct heft_innote;
+struct heft_outnote;
+struct heft_counter;
 struct heft_listener;
 struct heft_document;
 
@@ -115,6 +119,18 @@ struct heft_agent {
     uint32_t pending_count;
     uint64_t next_session_id;
     int closing;
+
+    /* What peers tell (inbox.h): under event_lock. */
+    pthread_mutex_t event_lock;
+    pthread_cond_t note_cond;
+    struct heft_innote *note_first, *note_last;
+    struct heft_inbox *inbox_first;
+    uint32_t inbox_gone;
+    struct heft_counter *counters;
+    uint64_t event_callbacks; /* running, or submitted */
+    uint64_t notification_reserved, max_notification_bytes, notification_window_bytes;
+    int event_fd, event_fd_is_set, events_closed, credit_queued;
+    struct heft_job credit_job;
 
     pthread_mutex_t document_lock;
     struct heft_document *documents;
@@ -211,6 +227,11 @@ struct heft_slot {
 
 struct heft_doc_read;
 
+/* What is to be told to a peer (outbox.h), in order. */
+struct heft_outqueue {
+    struct heft_outnote *first, *last;
+};
+
 struct heft_peer {
     struct heft_agent *agent;
     int is_self;
@@ -235,6 +256,13 @@ struct heft_peer {
     uint32_t active; /* transfers */
     struct heft_doc_read *doc_reads;
     uint64_t next_request_id;
+    struct heft_outqueue out_counts, out_notes;
+    uint64_t out_bytes; /* of notifications by themselves, with their cost */
+    int credit_known;   /* the peer takes notifications at all */
+    uint64_t credit_bytes;
+    uint32_t notification_largest_bytes;
+    int outbox_queued;
+    struct heft_job outbox_job;
 
     struct heft_table regions; /* under region_lock; changed under map_lock too */
     struct heft_region *gone;  /* under region_lock: removed by the peer, still pinned here */
@@ -304,6 +332,8 @@ void heft_sessions_withdraw(struct heft_agent *agent, struct heft_region *region
 /* Says BYE to all, drops those in the handshake. */
 void heft_sessions_bye(struct heft_agent *agent);
 void heft_sessions_drop_all(struct heft_agent *agent);
+/* Gives peers the credit that has come free. */
+void heft_sessions_credit_job(struct heft_job *job, struct heft_worker *worker);
 
 /* ---- documents ---- */
 

@@ -220,8 +220,8 @@ static void flush(struct heft_conn *conn)
         set_events(conn, EPOLLIN);
 }
 
-void heft_conn_send_fds(struct heft_conn *conn, uint16_t type, uint64_t id, const struct heft_buf *payload,
-                        const int *fds, size_t fd_count)
+static void send_frame(struct heft_conn *conn, uint16_t type, uint32_t flags, uint64_t id,
+                       const struct heft_buf *payload, const int *fds, size_t fd_count)
 {
     size_t payload_bytes = payload ? payload->size : 0;
     struct heft_conn_out *out = NULL;
@@ -238,7 +238,7 @@ void heft_conn_send_fds(struct heft_conn *conn, uint16_t type, uint64_t id, cons
     *out = (struct heft_conn_out){.size = HEFT_FRAME_HEADER_BYTES + payload_bytes, .fd_count = fd_count};
     for (index = 0; index < fd_count; index++)
         out->fds[index] = fds[index];
-    heft_frame_seal(type, fd_count ? HEFT_FRAME_FDS : 0, id, payload ? payload->data : NULL,
+    heft_frame_seal(type, flags, id, payload ? payload->data : NULL,
                     (uint32_t)payload_bytes, out->bytes);
     if (payload_bytes)
         memcpy(out->bytes + HEFT_FRAME_HEADER_BYTES, payload->data, payload_bytes);
@@ -259,9 +259,21 @@ void heft_conn_send_fds(struct heft_conn *conn, uint16_t type, uint64_t id, cons
     }
 }
 
+void heft_conn_send_fds(struct heft_conn *conn, uint16_t type, uint64_t id, const struct heft_buf *payload,
+                        const int *fds, size_t fd_count)
+{
+    send_frame(conn, type, fd_count ? HEFT_FRAME_FDS : 0, id, payload, fds, fd_count);
+}
+
 void heft_conn_send(struct heft_conn *conn, uint16_t type, uint64_t id, const struct heft_buf *payload)
 {
-    heft_conn_send_fds(conn, type, id, payload, NULL, 0);
+    send_frame(conn, type, 0, id, payload, NULL, 0);
+}
+
+void heft_conn_send_optional(struct heft_conn *conn, uint16_t type, uint64_t id,
+                             const struct heft_buf *payload)
+{
+    send_frame(conn, type, HEFT_FRAME_OPTIONAL, id, payload, NULL, 0);
 }
 
 static void send_refusal(struct heft_conn *conn, uint16_t type, uint64_t id, int code, const char *text)
@@ -432,7 +444,7 @@ static void frame_done(struct heft_conn *conn)
     }
     if (frame->type == HEFT_FRAME_PING && conn->state == HEFT_CONN_LIVE) {
         heft_conn_send(conn, HEFT_FRAME_PONG, frame->id, &echo);
-    } else if (frame->type >= HEFT_FRAME_HELLO && frame->type <= HEFT_FRAME_BYE) {
+    } else if (frame->type >= HEFT_FRAME_HELLO && frame->type <= HEFT_FRAME_AGENT_LAST) {
         if (frame->type != HEFT_FRAME_PONG)
             conn->ops->frame(conn, frame, conn->payload ? conn->payload : (const uint8_t *)"");
     } else if (!(frame->flags & HEFT_FRAME_OPTIONAL)) {

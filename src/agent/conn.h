@@ -80,6 +80,9 @@ int heft_conn_start(struct heft_conn *conn, struct heft_agent *agent, const stru
 void heft_conn_send(struct heft_conn *conn, uint16_t type, uint64_t id, const struct heft_buf *payload);
 void heft_conn_send_fds(struct heft_conn *conn, uint16_t type, uint64_t id, const struct heft_buf *payload,
                         const int *fds, size_t fd_count);
+/* A frame that a side which does not know its type skips. */
+void heft_conn_send_optional(struct heft_conn *conn, uint16_t type, uint64_t id,
+                             const struct heft_buf *payload);
 /* REFUSE for one request (id != 0); the connection lives on. */
 void heft_conn_refuse(struct heft_conn *conn, uint64_t id, int code, const char *text);
 /* REFUSE or BYE as the last word: no frame is delivered any more, `closed` comes soon. */

@@ -2,6 +2,7 @@
 /* Peers that this agent connected: their life, their death, their documents. */
 #include "agent/agent_internal.h"
 #include "agent/connect.h"
+#include "agent/outbox.h"
 
 #include "base/clock.h"
 #include "base/error.h"
@@ -55,6 +56,7 @@ int heft_peer_new(struct heft_agent *agent, const char *name, struct heft_peer *
     (void)pthread_mutex_init(&peer->lock, NULL);
     heft_cond_init(&peer->cond);
     heft_table_init(&peer->regions);
+    peer->outbox_job.run = heft_outbox_job;
     for (index = 0; index < HEFT_TRANSPORT_MAX; index++) {
         peer->slots[index].peer = peer;
         peer->slots[index].index = index;
@@ -128,6 +130,7 @@ static void peer_lost(struct heft_peer *peer, int code, const char *why)
     (void)pthread_mutex_unlock(&peer->lock);
     if (!first)
         return;
+    heft_outbox_fail(peer);
     HEFT_COUNT(peer->agent, peers_lost, 1);
     heft_log(HEFT_LOG_WARN, "agent %s: lost %s", peer->agent->name, peer->error.text);
     heft_peer_ref(peer);
@@ -177,6 +180,9 @@ static void peer_frame(struct heft_conn *conn, const struct heft_frame *frame, c
     case HEFT_FRAME_DOC:
         heft_doc_frame(peer, frame, payload);
         break;
+    case HEFT_FRAME_CREDIT:
+        heft_outbox_credit(peer, frame, payload);
+        break;
     case HEFT_FRAME_REFUSE:
         if (frame->id) {
             heft_doc_frame(peer, frame, payload);
@@ -196,7 +202,12 @@ static void peer_frame(struct heft_conn *conn, const struct heft_frame *frame, c
     }
 }
 
-static const struct heft_conn_ops peer_ops = {peer_frame, peer_closed, NULL};
+static void peer_drained(struct heft_conn *conn)
+{
+    heft_outbox_pump(HEFT_CONTAINER_OF(conn, struct heft_peer, conn));
+}
+
+static const struct heft_conn_ops peer_ops = {peer_frame, peer_closed, peer_drained};
 
 /* ---- connecting ---- */
 
@@ -464,6 +475,7 @@ void heft_peer_shut(struct heft_peer *peer)
         heft_agent_run_on(agent->control, end_on_control, peer);
         heft_agent_run_on(agent->reaper, nothing, NULL); /* a lost_job that was queued has run */
         unlist_peer(peer);
+        heft_outbox_clear(peer);
     }
     (void)pthread_mutex_lock(&peer->connect_lock);
     for (index = 0; index < agent->transport_count; index++)

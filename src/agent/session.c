@@ -5,6 +5,7 @@
  */
 #include "agent/agent_internal.h"
 #include "agent/handshake.h"
+#include "agent/inbox.h"
 
 #include "base/clock.h"
 #include "base/digest.h"
@@ -51,6 +52,7 @@ struct heft_session {
     struct gone *gone;
     struct doc_get gets[HEFT_AGENT_DOC_GETS_MAX];
     size_t get_count;
+    struct heft_inbox *inbox; /* live: what it tells */
     struct heft_job reap_job;
 };
 
@@ -287,6 +289,7 @@ static void hand_over(struct heft_session *session)
 }
 
 static void announce(struct heft_session *session, int even_if_none);
+static void give_credit(struct heft_session *session, int even_if_none);
 
 static void on_auth(struct heft_session *session, const struct heft_frame *frame, const uint8_t *payload)
 {
@@ -314,7 +317,10 @@ static void on_auth(struct heft_session *session, const struct heft_frame *frame
         hand_over(session);
         return;
     }
-    if (heft_table_reserve(&agent->sessions)) {
+    if (!heft_table_reserve(&agent->sessions))
+        session->inbox = heft_inbox_new(agent, agent->next_session_id + 1, session->handshake.hello.name.data,
+                                        session->handshake.hello.generation);
+    if (!session->inbox) {
         refuse(session, HEFT_ERR_NO_MEMORY, "out of memory");
         return;
     }
@@ -328,8 +334,11 @@ static void on_auth(struct heft_session *session, const struct heft_frame *frame
     session->conn.state = HEFT_CONN_LIVE;
     session->conn.deadline_ns = 0;
     session->conn.payload_cap = HEFT_FRAME_CONTROL_MAX_BYTES;
+    heft_conn_enter(&session->conn);
     send_ready(session);
+    give_credit(session, 1); /* before the regions: whoever knows those knows that it may notify */
     announce(session, 1);
+    heft_conn_leave(&session->conn);
 }
 
 /* ---- regions ---- */
@@ -597,6 +606,52 @@ static void on_doc_get(struct heft_session *session, const struct heft_frame *fr
     doc_pump(session);
 }
 
+/* ---- what peers tell ---- */
+
+static void give_credit(struct heft_session *session, int even_if_none)
+{
+    struct heft_wire_credit credit;
+    struct heft_buf buf;
+
+    if (!heft_inbox_take_credit(session->inbox, &credit) && !even_if_none)
+        return;
+    heft_buf_init(&buf, HEFT_FRAME_PING_MAX_BYTES);
+    heft_wire_put_credit(&buf, &credit);
+    heft_conn_send_optional(&session->conn, HEFT_FRAME_CREDIT, 0, &buf);
+    heft_buf_free(&buf);
+}
+
+void heft_sessions_credit_job(struct heft_job *job, struct heft_worker *worker)
+{
+    struct heft_agent *agent = HEFT_CONTAINER_OF(job, struct heft_agent, credit_job);
+    struct heft_conn *conn, *next;
+
+    (void)worker;
+    (void)pthread_mutex_lock(&agent->event_lock);
+    agent->credit_queued = 0;
+    (void)pthread_mutex_unlock(&agent->event_lock);
+    for (conn = agent->conns; conn; conn = next) {
+        struct heft_session *session = live_session(conn);
+
+        next = conn->next;
+        if (session)
+            give_credit(session, 0);
+    }
+}
+
+static void on_told(struct heft_session *session, const struct heft_frame *frame, const uint8_t *payload)
+{
+    const char *why;
+    int rc = frame->type == HEFT_FRAME_NOTIFY ? heft_inbox_notify(session->inbox, frame, payload, &why)
+                                              : heft_inbox_count(session->inbox, frame, payload, &why);
+
+    if (!rc)
+        return;
+    heft_conn_enter(&session->conn);
+    heft_conn_last_word(&session->conn, HEFT_FRAME_BYE, rc, why);
+    heft_conn_leave(&session->conn);
+}
+
 /* ---- frames, end ---- */
 
 static void session_frame(struct heft_conn *conn, const struct heft_frame *frame, const uint8_t *payload)
@@ -618,6 +673,10 @@ static void session_frame(struct heft_conn *conn, const struct heft_frame *frame
         break;
     case HEFT_FRAME_DOC_GET:
         on_doc_get(session, frame, payload);
+        break;
+    case HEFT_FRAME_NOTIFY:
+    case HEFT_FRAME_COUNT:
+        on_told(session, frame, payload);
         break;
     case HEFT_FRAME_BYE:
         session->bye = 1;
@@ -666,6 +725,7 @@ static void session_closed(struct heft_conn *conn, int code, const char *text)
         let_go(session, &session->gone);
     while (session->get_count)
         heft_blob_unref(session->gets[--session->get_count].blob);
+    heft_inbox_end(session->inbox, HEFT_ERR_PEER_LOST, text);
     heft_table_remove(&agent->sessions, &session->node);
     if (!session->bye && !agent->closing) {
         HEFT_COUNT(agent, peers_lost, 1);

@@ -25,6 +25,7 @@ void heft_xfer_unref(struct heft_xfer *xfer)
     free(xfer->moves);
     free(xfer->run_of_move);
     free(xfer->require);
+    free(xfer->note_data);
     heft_peer_unref(xfer->peer);
     (void)pthread_mutex_destroy(&xfer->lock);
     (void)pthread_cond_destroy(&xfer->cond);
@@ -339,9 +340,77 @@ static int check_options(const struct heft_agent *agent, enum heft_op op, const 
         return heft_error_set(error, HEFT_ERR_INVALID, "unknown operation %d", (int)op);
     if (peer && peer->agent != agent)
         return heft_error_set(error, HEFT_ERR_INVALID, "the peer is another agent's");
-    if (options->flags & ~(uint32_t)HEFT_XFER_INLINE)
+    if (options->flags & ~(uint32_t)(HEFT_XFER_INLINE | HEFT_XFER_COUNT))
         return heft_error_set(error, HEFT_ERR_INVALID, "unknown transfer flags 0x%x", options->flags);
+    if (options->notification_bytes && !options->notification)
+        return heft_error_set(error, HEFT_ERR_INVALID, "a notification of %zu bytes, but no bytes",
+                              options->notification_bytes);
+    if ((options->flags & HEFT_XFER_COUNT) && op != HEFT_OP_WRITE)
+        return heft_error_set(error, HEFT_ERR_INVALID,
+                              "counters count what arrives: WRITE has one, READ has none");
+    if (!peer && ((options->flags & HEFT_XFER_COUNT) || options->notification))
+        return heft_error_set(error, HEFT_ERR_INVALID, "a transfer inside one agent has no peer to tell");
     return 0;
+}
+
+static int take_notification(struct heft_xfer *xfer, const void *data, size_t size_bytes,
+                             struct heft_error *error)
+{
+    uint8_t *copy = NULL;
+    int rc;
+
+    if (data) {
+        rc = heft_outbox_check(xfer->peer, size_bytes, error);
+        if (rc)
+            return rc;
+        copy = malloc(size_bytes ? size_bytes : 1);
+        if (!copy)
+            return heft_error_set(error, HEFT_ERR_NO_MEMORY, "out of memory for a notification");
+        if (size_bytes)
+            memcpy(copy, data, size_bytes);
+    }
+    free(xfer->note_data);
+    xfer->note_data = copy;
+    xfer->note.data = copy;
+    xfer->note.size = data ? size_bytes : 0;
+    xfer->tells = (xfer->tells & HEFT_TELL_COUNT) | (data ? HEFT_TELL_NOTE : 0);
+    return 0;
+}
+
+/* What the peer is told at the end. */
+static int set_tells(struct heft_xfer *xfer, struct heft_error *error)
+{
+    int rc = 0;
+
+    xfer->note.xfer = xfer;
+    xfer->note.counter = xfer->options.counter;
+    if (xfer->options.flags & HEFT_XFER_COUNT) {
+        rc = heft_outbox_check(xfer->peer, 0, error);
+        xfer->tells = HEFT_TELL_COUNT;
+    }
+    if (!rc && xfer->options.notification)
+        rc = take_notification(xfer, xfer->options.notification, xfer->options.notification_bytes, error);
+    xfer->options.notification = NULL; /* the caller's: not to be looked at again */
+    return rc;
+}
+
+int heft_xfer_set_notification(struct heft_xfer *xfer, const void *data, size_t size_bytes,
+                               struct heft_error *error)
+{
+    int active;
+
+    (void)pthread_mutex_lock(&xfer->lock);
+    active = xfer->state == HEFT_XFER_ACTIVE;
+    (void)pthread_mutex_unlock(&xfer->lock);
+    if (active)
+        return heft_error_set(error, HEFT_ERR_STATE,
+                              "the notification of an active transfer can't be replaced");
+    if (size_bytes && !data)
+        return heft_error_set(error, HEFT_ERR_INVALID, "a notification of %zu bytes, but no bytes",
+                              size_bytes);
+    if (data && xfer->peer->is_self)
+        return heft_error_set(error, HEFT_ERR_INVALID, "a transfer inside one agent has no peer to tell");
+    return take_notification(xfer, data, size_bytes, error);
 }
 
 int heft_xfer_create(struct heft_agent *agent, enum heft_op op, struct heft_peer *peer,
@@ -381,7 +450,9 @@ int heft_xfer_create(struct heft_agent *agent, enum heft_op op, struct heft_peer
             goto fail;
         }
     }
-    rc = set_runs(xfer, runs, run_count, error);
+    rc = set_tells(xfer, error);
+    if (!rc)
+        rc = set_runs(xfer, runs, run_count, error);
     if (rc)
         goto fail;
     *xfer_out = xfer;

@@ -9,8 +9,12 @@
 #define HEFT_AGENT_XFER_H
 
 #include "agent/agent_internal.h"
+#include "agent/outbox.h"
 
 enum heft_xfer_state { HEFT_XFER_IDLE = 0, HEFT_XFER_ACTIVE = 1, HEFT_XFER_TERMINAL = 2 };
+
+/* What the peer is told when the bytes have arrived. */
+enum heft_xfer_tells { HEFT_TELL_NOTE = 1, HEFT_TELL_COUNT = 2 };
 
 struct heft_xfer {
     struct heft_transport_op op;
@@ -19,7 +23,10 @@ struct heft_xfer {
     enum heft_op kind;
     struct heft_xfer_options options;
     char *require;
-    uint32_t refs; /* atomic: the handle, and each completion under way */
+    uint32_t refs;  /* atomic: the handle, and each completion under way */
+    uint32_t tells; /* enum heft_xfer_tells */
+    uint8_t *note_data;
+    struct heft_outnote note;
 
     /* Changed by set_runs only. */
     struct heft_slot *slot; /* NULL: nothing to move, no route chosen */
@@ -39,6 +46,7 @@ struct heft_xfer {
     uint32_t holds; /* calls into the transport about this operation */
     int posting;    /* the transport may not know it yet: cancel must wait */
     int done;       /* the transport said done */
+    int telling;    /* and the peer is still to be told */
     int done_status;
     struct heft_error done_error;
     int cancel_code; /* why it was asked to end; 0: it was not */
@@ -56,6 +64,8 @@ struct heft_xfer {
 };
 
 void heft_xfer_unref(struct heft_xfer *xfer);
+/* What it had to tell was handed to the connection, or could not be: it ends. Takes over `telling`. */
+void heft_xfer_told(struct heft_xfer *xfer, int status, const struct heft_error *error);
 /* Asks the transport to end it, once; `code` and the sentence become the result unless it ends well. op_id:
  * only if that post is still the active one; 0: whichever is. */
 void heft_xfer_end_early(struct heft_xfer *xfer, uint64_t op_id, int code, const char *text);

@@ -213,14 +213,12 @@ static void callback_job(struct heft_job *job, struct heft_worker *worker)
     run_callback(HEFT_CONTAINER_OF(job, struct heft_xfer, callback_job));
 }
 
-/* Once for each post that was taken. inline_ok: on a worker's stack with nothing of this agent above it. */
-static void complete(struct heft_xfer *xfer, int inline_ok)
+/* The result is there and nothing remains to be done or told. inline_ok: on a worker's stack with nothing of
+ * this agent above it. */
+static void finish(struct heft_xfer *xfer, int inline_ok)
 {
     struct heft_worker *self = heft_worker_self();
 
-    (void)pthread_mutex_lock(&xfer->lock);
-    set_result(xfer);
-    (void)pthread_mutex_unlock(&xfer->lock);
     unlist(xfer);
     unpin_regions(xfer);
     leave_peer(xfer, xfer->done_status);
@@ -241,6 +239,52 @@ static void complete(struct heft_xfer *xfer, int inline_ok)
     (void)pthread_cond_broadcast(&xfer->cond);
     (void)pthread_mutex_unlock(&xfer->lock);
     heft_xfer_unref(xfer);
+}
+
+/* All bytes arrived, but the peer could not be told. xfer->lock held. */
+static void set_untold(struct heft_xfer *xfer, int status, const char *why)
+{
+    char who[HEFT_PEER_TEXT_BYTES];
+
+    (void)heft_error_set(&xfer->result.error, status,
+                         "%s: %s; all %llu bytes of the transfer had arrived, but this could not be told",
+                         heft_peer_text(xfer->peer, who, sizeof(who)), why,
+                         (unsigned long long)xfer->total_bytes);
+    xfer->result.status = status;
+}
+
+void heft_xfer_told(struct heft_xfer *xfer, int status, const struct heft_error *error)
+{
+    (void)pthread_mutex_lock(&xfer->lock);
+    HEFT_ASSERT(xfer->telling);
+    xfer->telling = 0;
+    if (status)
+        set_untold(xfer, status, error->text);
+    xfer->result.end_ns = heft_now_ns();
+    (void)pthread_mutex_unlock(&xfer->lock);
+    finish(xfer, 0);
+}
+
+/* Once for each post that was taken. */
+static void complete(struct heft_xfer *xfer, int inline_ok)
+{
+    struct heft_error error = HEFT_ERROR_INIT;
+    int rc;
+
+    (void)pthread_mutex_lock(&xfer->lock);
+    set_result(xfer);
+    if (xfer->tells && !xfer->result.status) {
+        xfer->telling = 1;
+        rc = heft_outbox_add_xfer(xfer, &error);
+        if (!rc) { /* from here on the control worker may end it at any moment */
+            (void)pthread_mutex_unlock(&xfer->lock);
+            return;
+        }
+        xfer->telling = 0;
+        set_untold(xfer, rc, error.text);
+    }
+    (void)pthread_mutex_unlock(&xfer->lock);
+    finish(xfer, inline_ok);
 }
 
 static void op_done(struct heft_transport_op *op, int status, const struct heft_error *error)
@@ -370,7 +414,7 @@ int heft_xfer_post(struct heft_xfer *xfer, struct heft_error *error)
         return rc;
     }
     xfer->state = HEFT_XFER_ACTIVE;
-    xfer->done = xfer->cancel_code = 0;
+    xfer->done = xfer->telling = xfer->cancel_code = 0;
     xfer->posting = 1;
     xfer->holds = 1;
     begin(xfer);
@@ -406,6 +450,15 @@ void heft_xfer_end_early(struct heft_xfer *xfer, uint64_t op_id, int code, const
     struct heft_endpoint *endpoint;
 
     (void)pthread_mutex_lock(&xfer->lock);
+    if (xfer->state == HEFT_XFER_ACTIVE && xfer->telling && (!op_id || op_id == xfer->op.id) &&
+        heft_outbox_remove(xfer)) {
+        xfer->telling = 0;
+        set_untold(xfer, code, text);
+        xfer->result.end_ns = heft_now_ns();
+        (void)pthread_mutex_unlock(&xfer->lock);
+        finish(xfer, 0);
+        return;
+    }
     if (xfer->state != HEFT_XFER_ACTIVE || xfer->done || xfer->cancel_code ||
         (op_id && op_id != xfer->op.id)) {
         (void)pthread_mutex_unlock(&xfer->lock);

@@ -24,7 +24,11 @@ uint32_t heft_frame_cap(uint16_t type)
         return HEFT_FRAME_HANDSHAKE_MAX_BYTES;
     case HEFT_FRAME_PING:
     case HEFT_FRAME_PONG:
+    case HEFT_FRAME_CREDIT:
         return HEFT_FRAME_PING_MAX_BYTES;
+    case HEFT_FRAME_NOTIFY:
+    case HEFT_FRAME_COUNT:
+        return HEFT_FRAME_NOTIFY_MAX_BYTES;
     default:
         return type >= HEFT_FRAME_TCP_FIRST ? HEFT_FRAME_TRANSPORT_MAX_BYTES : HEFT_FRAME_CONTROL_MAX_BYTES;
     }
@@ -87,8 +91,8 @@ void heft_frame_seal(uint16_t type, uint32_t flags, uint64_t id, const void *pay
 const char *heft_frame_type_name(uint16_t type)
 {
     static const char *const names[] = {
-        "UNKNOWN", "HELLO",   "CHALLENGE",   "AUTH",        "READY",   "REFUSE", "PING",
-        "PONG",    "REGIONS", "REGION_GONE", "REGION_FREE", "DOC_GET", "DOC",    "BYE",
+        "UNKNOWN",     "HELLO",       "CHALLENGE", "AUTH", "READY", "REFUSE", "PING",  "PONG",   "REGIONS",
+        "REGION_GONE", "REGION_FREE", "DOC_GET",   "DOC",  "BYE",   "NOTIFY", "COUNT", "CREDIT",
     };
 
     return type < sizeof(names) / sizeof(names[0]) ? names[type] : "UNKNOWN";

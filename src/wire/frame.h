@@ -42,6 +42,10 @@ enum heft_frame_type {
     HEFT_FRAME_DOC_GET = 11,
     HEFT_FRAME_DOC = 12,
     HEFT_FRAME_BYE = 13,
+    HEFT_FRAME_NOTIFY = 14,
+    HEFT_FRAME_COUNT = 15,
+    HEFT_FRAME_CREDIT = 16,
+    HEFT_FRAME_AGENT_LAST = HEFT_FRAME_CREDIT, /* the newest known here */
     HEFT_FRAME_TCP_FIRST = 256,
     HEFT_FRAME_TCP_LAST = 511
 };
@@ -55,6 +59,7 @@ enum heft_frame_flags {
 /* Caps on payload_bytes. A frame over its cap is refused before a byte of the payload is read. */
 #define HEFT_FRAME_HANDSHAKE_MAX_BYTES 4096u
 #define HEFT_FRAME_PING_MAX_BYTES 64u
+#define HEFT_FRAME_NOTIFY_MAX_BYTES (16u << 10)    /* NOTIFY, COUNT */
 #define HEFT_FRAME_CONTROL_MAX_BYTES (1u << 20)    /* REGIONS, REGION_GONE, DOC, and unknown types */
 #define HEFT_FRAME_TRANSPORT_MAX_BYTES (64u << 20) /* 256 and up; a transport may ask for less */
 

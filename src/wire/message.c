@@ -6,6 +6,8 @@
 
 #define REGION_ENTRY_BYTES 32
 #define REGION_ENTRY_MAX_BYTES 256 /* of a later version's entries */
+#define COUNT_ENTRY_BYTES 12
+#define COUNT_ENTRY_MAX_BYTES 64
 
 static void put_text(struct heft_buf *buf, struct heft_wire_text text)
 {
@@ -306,5 +308,84 @@ int heft_wire_get_doc(const void *payload, size_t size, struct heft_wire_doc *do
         doc.chunk.size > doc.total_bytes - doc.offset_bytes)
         return HEFT_ERR_PROTOCOL;
     *doc_out = doc;
+    return 0;
+}
+
+void heft_wire_put_notify(struct heft_buf *buf, const void *data, size_t size)
+{
+    heft_buf_string(buf, data, size);
+}
+
+int heft_wire_get_notify(const void *payload, size_t size, struct heft_wire_text *notification_out)
+{
+    struct heft_wire_text notification;
+    struct heft_reader reader;
+
+    heft_reader_init(&reader, payload, size);
+    notification = get_text(&reader, HEFT_WIRE_NOTIFICATION_MAX_BYTES);
+    if (reader.failed)
+        return HEFT_ERR_PROTOCOL;
+    *notification_out = notification;
+    return 0;
+}
+
+void heft_wire_put_counts(struct heft_buf *buf, uint32_t count)
+{
+    heft_buf_u32(buf, count);
+    heft_buf_u16(buf, COUNT_ENTRY_BYTES);
+}
+
+void heft_wire_put_count(struct heft_buf *buf, const struct heft_wire_count *count)
+{
+    heft_buf_u32(buf, count->counter);
+    heft_buf_u64(buf, count->transfers);
+}
+
+int heft_wire_get_counts(const void *payload, size_t size, struct heft_wire_counts *counts_out)
+{
+    struct heft_wire_counts counts = {0};
+    struct heft_reader reader;
+    uint32_t index;
+
+    heft_reader_init(&reader, payload, size);
+    counts.count = heft_reader_u32(&reader);
+    counts.entry_bytes = heft_reader_u16(&reader);
+    if (reader.failed || counts.count > HEFT_WIRE_COUNTS_PER_FRAME ||
+        counts.entry_bytes < COUNT_ENTRY_BYTES || counts.entry_bytes > COUNT_ENTRY_MAX_BYTES)
+        return HEFT_ERR_PROTOCOL;
+    counts.entries = heft_reader_bytes(&reader, (size_t)counts.count * counts.entry_bytes);
+    if (reader.failed)
+        return HEFT_ERR_PROTOCOL;
+    for (index = 0; index < counts.count; index++)
+        if (!heft_wire_get_count(&counts, index).transfers)
+            return HEFT_ERR_PROTOCOL;
+    *counts_out = counts;
+    return 0;
+}
+
+struct heft_wire_count heft_wire_get_count(const struct heft_wire_counts *counts, uint32_t index)
+{
+    const uint8_t *at = counts->entries + (size_t)index * counts->entry_bytes;
+
+    return (struct heft_wire_count){.counter = heft_get_u32(at), .transfers = heft_get_u64(at + 4)};
+}
+
+void heft_wire_put_credit(struct heft_buf *buf, const struct heft_wire_credit *credit)
+{
+    heft_buf_u64(buf, credit->bytes);
+    heft_buf_u32(buf, credit->largest_bytes);
+}
+
+int heft_wire_get_credit(const void *payload, size_t size, struct heft_wire_credit *credit_out)
+{
+    struct heft_wire_credit credit = {0};
+    struct heft_reader reader;
+
+    heft_reader_init(&reader, payload, size);
+    credit.bytes = heft_reader_u64(&reader);
+    credit.largest_bytes = heft_reader_u32(&reader);
+    if (reader.failed)
+        return HEFT_ERR_PROTOCOL;
+    *credit_out = credit;
     return 0;
 }

@@ -19,6 +19,9 @@
 #define HEFT_WIRE_REGIONS_PER_FRAME 4096 /* entries of one REGIONS or REGION_GONE frame */
 #define HEFT_WIRE_FDS_PER_FRAME 64       /* descriptors that travel with one REGIONS frame */
 #define HEFT_WIRE_DOC_CHUNK_BYTES (256u << 10)
+#define HEFT_WIRE_NOTIFICATION_MAX_BYTES 8192u /* that this library sends or takes */
+#define HEFT_WIRE_NOTIFICATION_COST_BYTES 64u  /* of credit, on top of the bytes */
+#define HEFT_WIRE_COUNTS_PER_FRAME 1024        /* entries of one COUNT frame */
 
 struct heft_wire_text {
     const char *data;
@@ -97,6 +100,22 @@ struct heft_wire_doc {
     struct heft_wire_text chunk;
 };
 
+struct heft_wire_counts {
+    uint32_t count;
+    uint16_t entry_bytes;
+    const uint8_t *entries; /* inside the payload */
+};
+
+struct heft_wire_count {
+    uint32_t counter;
+    uint64_t transfers; /* not 0 */
+};
+
+struct heft_wire_credit {
+    uint64_t bytes;         /* more than before */
+    uint32_t largest_bytes; /* one notification that the sender of this frame takes */
+};
+
 void heft_wire_put_hello(struct heft_buf *buf, const struct heft_wire_hello *hello);
 int heft_wire_get_hello(const void *payload, size_t size, struct heft_wire_hello *hello_out);
 void heft_wire_put_challenge(struct heft_buf *buf, const struct heft_wire_challenge *challenge);
@@ -123,5 +142,14 @@ void heft_wire_put_doc_get(struct heft_buf *buf, uint64_t limit_bytes, const cha
 int heft_wire_get_doc_get(const void *payload, size_t size, struct heft_wire_doc_get *get_out);
 void heft_wire_put_doc(struct heft_buf *buf, const struct heft_wire_doc *doc);
 int heft_wire_get_doc(const void *payload, size_t size, struct heft_wire_doc *doc_out);
+void heft_wire_put_notify(struct heft_buf *buf, const void *data, size_t size);
+int heft_wire_get_notify(const void *payload, size_t size, struct heft_wire_text *notification_out);
+/* The head; then one put_count for each of `count`. */
+void heft_wire_put_counts(struct heft_buf *buf, uint32_t count);
+void heft_wire_put_count(struct heft_buf *buf, const struct heft_wire_count *count);
+int heft_wire_get_counts(const void *payload, size_t size, struct heft_wire_counts *counts_out);
+struct heft_wire_count heft_wire_get_count(const struct heft_wire_counts *counts, uint32_t index);
+void heft_wire_put_credit(struct heft_buf *buf, const struct heft_wire_credit *credit);
+int heft_wire_get_credit(const void *payload, size_t size, struct heft_wire_credit *credit_out);
 
 #endif

@@ -62,18 +62,23 @@ static struct heft_wire_challenge sample_challenge(void)
     return challenge;
 }
 
-static void add(const char *name, uint16_t type, uint64_t id, struct heft_buf *buf)
+static void add_flagged(const char *name, uint16_t type, uint32_t flags, uint64_t id, struct heft_buf *buf)
 {
     struct golden *entry = &golden[golden_count++];
 
     assert_int_equal(buf->failed, 0);
     assert_true(golden_count <= GOLDEN_MAX && HEFT_FRAME_HEADER_BYTES + buf->size <= sizeof(entry->bytes));
     (void)snprintf(entry->name, sizeof(entry->name), "%s", name);
-    heft_frame_seal(type, 0, id, buf->data, (uint32_t)buf->size, entry->bytes);
+    heft_frame_seal(type, flags, id, buf->data, (uint32_t)buf->size, entry->bytes);
     if (buf->size)
         memcpy(entry->bytes + HEFT_FRAME_HEADER_BYTES, buf->data, buf->size);
     entry->size = HEFT_FRAME_HEADER_BYTES + buf->size;
     buf->size = 0;
+}
+
+static void add(const char *name, uint16_t type, uint64_t id, struct heft_buf *buf)
+{
+    add_flagged(name, type, 0, id, buf);
 }
 
 static void add_handshake(struct heft_buf *buf)
@@ -150,6 +155,23 @@ static void add_proofs(void)
     }
 }
 
+/* Frames that joined version 1 later. */
+static void add_newer(struct heft_buf *buf)
+{
+    struct heft_wire_count count = {.counter = 0x01020304, .transfers = 0x1112131415161718};
+    struct heft_wire_credit credit = {.bytes = 16384, .largest_bytes = 8192};
+
+    heft_wire_put_notify(buf, "page 7 is there", 15);
+    add("NOTIFY", HEFT_FRAME_NOTIFY, 5, buf);
+    heft_wire_put_counts(buf, 2);
+    heft_wire_put_count(buf, &count);
+    count = (struct heft_wire_count){.counter = 0xfffefdfc, .transfers = 1};
+    heft_wire_put_count(buf, &count);
+    add("COUNT", HEFT_FRAME_COUNT, 0, buf);
+    heft_wire_put_credit(buf, &credit);
+    add_flagged("CREDIT", HEFT_FRAME_CREDIT, HEFT_FRAME_OPTIONAL, 0, buf);
+}
+
 static void make_all(void)
 {
     struct heft_buf buf;
@@ -158,6 +180,7 @@ static void make_all(void)
     add_handshake(&buf);
     add_rest(&buf);
     add_proofs();
+    add_newer(&buf);
     heft_buf_free(&buf);
 }
 
@@ -215,6 +238,9 @@ static void version_1_is_read_as_released(void **state)
         const uint8_t *payload = bytes + HEFT_FRAME_HEADER_BYTES;
         struct heft_wire_regions regions;
         struct heft_wire_region region;
+        struct heft_wire_text notification;
+        struct heft_wire_counts counts;
+        struct heft_wire_credit credit;
         struct heft_wire_hello hello;
         struct heft_wire_doc doc;
         struct heft_frame frame;
@@ -238,10 +264,23 @@ static void version_1_is_read_as_released(void **state)
             assert_int_equal(heft_wire_get_doc(payload, frame.payload_bytes, &doc), 0);
             assert_int_equal(doc.offset_bytes, 6);
             assert_memory_equal(doc.chunk.data, "bytes", 5);
+        } else if (frame.type == HEFT_FRAME_NOTIFY) {
+            assert_int_equal(heft_wire_get_notify(payload, frame.payload_bytes, &notification), 0);
+            assert_int_equal(notification.size, 15);
+            assert_memory_equal(notification.data, "page 7 is there", 15);
+        } else if (frame.type == HEFT_FRAME_COUNT) {
+            assert_int_equal(heft_wire_get_counts(payload, frame.payload_bytes, &counts), 0);
+            assert_int_equal(counts.count, 2);
+            assert_true(heft_wire_get_count(&counts, 0).transfers == 0x1112131415161718);
+            assert_true(heft_wire_get_count(&counts, 1).counter == 0xfffefdfc);
+        } else if (frame.type == HEFT_FRAME_CREDIT) {
+            assert_true(frame.flags & HEFT_FRAME_OPTIONAL);
+            assert_int_equal(heft_wire_get_credit(payload, frame.payload_bytes, &credit), 0);
+            assert_true(credit.bytes == 16384 && credit.largest_bytes == 8192);
         }
         frames++;
     }
-    assert_int_equal(frames, HEFT_FRAME_BYE);
+    assert_int_equal(frames, HEFT_FRAME_AGENT_LAST);
     (void)fclose(file);
 }
 

@@ -544,6 +544,129 @@ static int nobody_connected(void *context)
     return STAT((struct heft_agent *)context, peers_accepted) == 0;
 }
 
+static uint64_t await_credit(int fd)
+{
+    static uint8_t payload[1 << 16];
+    struct heft_wire_credit credit;
+    struct heft_frame frame;
+
+    assert_true(await_frame(fd, HEFT_FRAME_CREDIT, &frame, payload));
+    assert_true(frame.flags & HEFT_FRAME_OPTIONAL);
+    assert_int_equal(heft_wire_get_credit(payload, frame.payload_bytes, &credit), 0);
+    assert_int_equal(credit.largest_bytes, HEFT_NOTIFICATION_MAX_BYTES);
+    return credit.bytes;
+}
+
+static void notifications_beyond_the_credit_end_the_session(void **state)
+{
+    static uint8_t payload[1 << 16];
+    struct target *target = *state;
+    struct heft_notification note = {.size = sizeof(note)};
+    struct heft_wire_refuse refuse;
+    struct heft_frame frame;
+    struct heft_buf buf;
+    int fd = join(target);
+    uint64_t credit = await_credit(fd), sent = 0;
+
+    assert_true(credit >= 8256 && credit <= 1 << 20);
+    heft_buf_init(&buf, 1 << 16);
+    heft_wire_put_notify(&buf, payload, 1000);
+    for (; credit >= 1064; credit -= 1064, sent++)
+        send_frame(fd, HEFT_FRAME_NOTIFY, &buf);
+    send_frame(fd, HEFT_FRAME_NOTIFY, &buf);
+    assert_true(await_frame(fd, HEFT_FRAME_BYE, &frame, payload));
+    assert_int_equal(heft_wire_get_refuse(payload, frame.payload_bytes, &refuse), 0);
+    assert_int_equal(refuse.code, HEFT_ERR_PROTOCOL);
+    while (heft_agent_next_notification(target->server, &note, 0) == 0) {
+        assert_string_equal(note.peer, "stranger");
+        heft_free(note.data);
+        sent--;
+    }
+    assert_int_equal(sent, 0);
+    (void)close(fd);
+    fd = join(target); /* a length that is not there */
+    buf.size = 0;
+    heft_buf_u32(&buf, 5);
+    send_frame(fd, HEFT_FRAME_NOTIFY, &buf);
+    assert_true(await_frame(fd, HEFT_FRAME_BYE, &frame, payload));
+    (void)close(fd);
+    heft_buf_free(&buf);
+    expect_service(target);
+}
+
+/* `count` entries from id `first` on, of `transfers` each. */
+static void send_counts(int fd, uint32_t first, uint32_t count, uint64_t transfers)
+{
+    struct heft_buf buf;
+    uint32_t index;
+
+    heft_buf_init(&buf, 1 << 16);
+    heft_wire_put_counts(&buf, count);
+    for (index = 0; index < count; index++) {
+        struct heft_wire_count entry = {.counter = first + index, .transfers = transfers};
+
+        heft_wire_put_count(&buf, &entry);
+    }
+    send_frame(fd, HEFT_FRAME_COUNT, &buf);
+    heft_buf_free(&buf);
+}
+
+static void counting_without_bound_ends_the_session(void **state)
+{
+    static uint8_t payload[1 << 16];
+    struct target *target = *state;
+    struct heft_counter_options options = HEFT_COUNTER_OPTIONS_INIT;
+    struct heft_counter *counter = NULL;
+    struct heft_frame frame;
+    int fd = join(target);
+    uint32_t first;
+
+    for (first = 0; first < 1024; first += 256)
+        send_counts(fd, first, 256, 3);
+    send_counts(fd, 5, 1, 1);    /* one that is there already */
+    send_counts(fd, 5000, 1, 1); /* one too many */
+    assert_true(await_frame(fd, HEFT_FRAME_BYE, &frame, payload));
+    (void)close(fd);
+    options.peer = "stranger";
+    options.id = 5;
+    assert_int_equal(heft_counter_open(target->server, &options, &counter, NULL), 0);
+    assert_int_equal(heft_counter_count(counter), 4); /* what came before it counts */
+    assert_int_equal(heft_counter_close(counter, NULL), 0);
+    fd = join(target);
+    send_counts(fd, 1, 1, UINT64_MAX);
+    send_counts(fd, 1, 1, 1); /* more than can be counted */
+    assert_true(await_frame(fd, HEFT_FRAME_BYE, &frame, payload));
+    (void)close(fd);
+    fd = join(target);
+    send_counts(fd, 1, 1, 0); /* counts nothing */
+    assert_true(await_frame(fd, HEFT_FRAME_BYE, &frame, payload));
+    (void)close(fd);
+    expect_service(target);
+}
+
+static void ended_connections_are_not_kept_without_bound(void **state)
+{
+    static uint8_t payload[1 << 16];
+    struct target *target = *state;
+    struct heft_frame frame;
+    int life;
+
+    for (life = 0; life < 100; life++) {
+        int fd = join(target);
+
+        assert_true(await_frame(fd, HEFT_FRAME_REGIONS, &frame, payload));
+        send_counts(fd, 1, 10, 1);
+        frame = (struct heft_frame){.version = 1, .type = HEFT_FRAME_PING, .id = 1};
+        heft_frame_encode(&frame, payload);
+        send_bytes(fd, payload, HEFT_FRAME_HEADER_BYTES);
+        assert_true(await_frame(fd, HEFT_FRAME_PONG, &frame, payload));
+        (void)close(fd);
+    }
+    expect_service(target);
+    eventually(nobody_connected, target->server);
+    assert_int_equal(target->server->inbox_gone, 64);
+}
+
 struct queues {
     struct heft_agent *agent;
     size_t bytes;
@@ -601,6 +724,9 @@ int main(void)
         TEST(an_unknown_frame_is_answered_or_skipped_and_the_session_lives),
         TEST(malformed_requests_of_a_peer_are_refused_one_by_one),
         TEST(a_peer_that_asks_and_never_reads_is_dropped_at_a_bound),
+        TEST(notifications_beyond_the_credit_end_the_session),
+        TEST(counting_without_bound_ends_the_session),
+        TEST(ended_connections_are_not_kept_without_bound),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -117,7 +117,8 @@ static void types_have_names(void **state)
     assert_string_equal(heft_frame_type_name(HEFT_FRAME_REGION_FREE), "REGION_FREE");
     assert_string_equal(heft_frame_type_name(HEFT_FRAME_BYE), "BYE");
     assert_string_equal(heft_frame_type_name(0), "UNKNOWN");
-    assert_string_equal(heft_frame_type_name(14), "UNKNOWN");
+    assert_string_equal(heft_frame_type_name(HEFT_FRAME_CREDIT), "CREDIT");
+    assert_string_equal(heft_frame_type_name(HEFT_FRAME_AGENT_LAST + 1), "UNKNOWN");
 }
 
 int main(void)

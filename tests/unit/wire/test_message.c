@@ -23,6 +23,9 @@ union message {
     struct heft_wire_ids ids;
     struct heft_wire_doc_get doc_get;
     struct heft_wire_doc doc;
+    struct heft_wire_text notify;
+    struct heft_wire_counts counts;
+    struct heft_wire_credit credit;
 };
 
 #define DECODER(name)                                                           \
@@ -39,6 +42,9 @@ DECODER(regions)
 DECODER(ids)
 DECODER(doc_get)
 DECODER(doc)
+DECODER(notify)
+DECODER(counts)
+DECODER(credit)
 
 typedef int (*decode_fn)(const void *data, size_t size, union message *out);
 
@@ -299,6 +305,48 @@ static void ids_and_documents_round_trip_at_every_length(void **state)
     heft_buf_free(&buf);
 }
 
+static void what_is_told_round_trips_at_every_length(void **state)
+{
+    static const uint8_t large[HEFT_WIRE_NOTIFICATION_MAX_BYTES + 1];
+    struct heft_wire_count first = {.counter = 7, .transfers = 1};
+    struct heft_wire_count second = {.counter = UINT32_MAX, .transfers = UINT64_MAX};
+    struct heft_wire_credit credit = {.bytes = UINT64_MAX, .largest_bytes = 8192};
+    struct heft_buf buf;
+    union message out;
+
+    (void)state;
+    heft_buf_init(&buf, 1 << 16);
+    heft_wire_put_notify(&buf, "ready", 5);
+    check_lengths(&buf, decode_notify, &out);
+    assert_int_equal(out.notify.size, 5);
+    buf.size = 0;
+    heft_wire_put_notify(&buf, "", 0);
+    check_lengths(&buf, decode_notify, &out);
+    assert_int_equal(out.notify.size, 0);
+    buf.size = 0;
+    heft_wire_put_notify(&buf, large, sizeof(large));
+    assert_int_equal(decode_notify(buf.data, buf.size, &out), HEFT_ERR_PROTOCOL);
+    buf.size = 0;
+    heft_wire_put_counts(&buf, 2);
+    heft_wire_put_count(&buf, &first);
+    heft_wire_put_count(&buf, &second);
+    check_lengths(&buf, decode_counts, &out);
+    heft_put_u16(buf.data + 4, 11); /* entries shorter than version 1's */
+    assert_int_equal(decode_counts(buf.data, buf.size, &out), HEFT_ERR_PROTOCOL);
+    heft_put_u16(buf.data + 4, 12);
+    heft_put_u32(buf.data, HEFT_WIRE_COUNTS_PER_FRAME + 1);
+    assert_int_equal(decode_counts(buf.data, buf.size, &out), HEFT_ERR_PROTOCOL);
+    heft_put_u32(buf.data, 2);
+    assert_int_equal(decode_counts(buf.data, buf.size, &out), 0);
+    assert_true(heft_wire_get_count(&out.counts, 0).counter == 7);
+    assert_true(heft_wire_get_count(&out.counts, 1).transfers == UINT64_MAX);
+    buf.size = 0;
+    heft_wire_put_credit(&buf, &credit);
+    check_lengths(&buf, decode_credit, &out);
+    assert_true(out.credit.bytes == UINT64_MAX && out.credit.largest_bytes == 8192);
+    heft_buf_free(&buf);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -310,6 +358,7 @@ int main(void)
         cmocka_unit_test(longer_region_entries_of_a_later_version_are_read),
         cmocka_unit_test(a_region_without_an_id_is_refused),
         cmocka_unit_test(ids_and_documents_round_trip_at_every_length),
+        cmocka_unit_test(what_is_told_round_trips_at_every_length),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

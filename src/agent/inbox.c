@@ -1,0 +1,349 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "agent/inbox.h"
+
+#include "base/clock.h"
+#include "base/error.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/eventfd.h>
+#include <unistd.h>
+
+/* ---- descriptors that can be polled ---- */
+
+int heft_event_fd_open(int *fd, struct heft_error *error)
+{
+    if (*fd < 0)
+        *fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+    if (*fd < 0)
+        return heft_error_set_errno(error, errno, "creating an event descriptor");
+    return 0;
+}
+
+void heft_event_fd_set(int fd, int *is_set, int ready)
+{
+    uint64_t one = 1;
+    ssize_t done;
+
+    if (fd < 0 || *is_set == ready)
+        return;
+    *is_set = ready;
+    done = ready ? write(fd, &one, sizeof(one)) : read(fd, &one, sizeof(one));
+    (void)done; /* it can't fail: the count is 0 or 1 */
+}
+
+void heft_events_update(struct heft_agent *agent)
+{
+    heft_event_fd_set(agent->event_fd, &agent->event_fd_is_set, agent->note_first != NULL);
+}
+
+int heft_agent_event_fd(struct heft_agent *agent, int *fd_out, struct heft_error *error)
+{
+    int rc;
+
+    (void)pthread_mutex_lock(&agent->event_lock);
+    rc = heft_event_fd_open(&agent->event_fd, error);
+    if (!rc) {
+        heft_events_update(agent);
+        *fd_out = agent->event_fd;
+    }
+    (void)pthread_mutex_unlock(&agent->event_lock);
+    return rc;
+}
+
+/* ---- connections ---- */
+
+void heft_inbox_unref(struct heft_inbox *inbox)
+{
+    struct heft_table_node *node;
+
+    if (--inbox->refs)
+        return;
+    while ((node = heft_table_any(&inbox->counts)) != NULL) {
+        heft_table_remove(&inbox->counts, node);
+        free(HEFT_CONTAINER_OF(node, struct heft_count, node));
+    }
+    heft_table_free(&inbox->counts);
+    free(inbox);
+}
+
+void heft_inbox_unlist(struct heft_inbox *inbox)
+{
+    struct heft_agent *agent = inbox->agent;
+
+    if (!inbox->listed)
+        return;
+    inbox->listed = 0;
+    if (inbox->prev)
+        inbox->prev->next = inbox->next;
+    else
+        agent->inbox_first = inbox->next;
+    if (inbox->next)
+        inbox->next->prev = inbox->prev;
+    if (!inbox->live)
+        agent->inbox_gone--;
+    heft_inbox_unref(inbox);
+}
+
+static void list_first(struct heft_inbox *inbox)
+{
+    struct heft_agent *agent = inbox->agent;
+
+    inbox->listed = 1;
+    inbox->refs++;
+    inbox->prev = NULL;
+    inbox->next = agent->inbox_first;
+    if (inbox->next)
+        inbox->next->prev = inbox;
+    agent->inbox_first = inbox;
+}
+
+struct heft_inbox *heft_inbox_new(struct heft_agent *agent, uint64_t epoch, const char *name,
+                                  const uint8_t *generation)
+{
+    struct heft_inbox *inbox = calloc(1, sizeof(*inbox));
+
+    if (!inbox)
+        return NULL;
+    inbox->agent = agent;
+    inbox->refs = 1;
+    inbox->epoch = epoch;
+    inbox->live = 1;
+    inbox->window_bytes = agent->notification_window_bytes;
+    (void)snprintf(inbox->name, sizeof(inbox->name), "%s", name);
+    memcpy(inbox->generation.bytes, generation, sizeof(inbox->generation.bytes));
+    heft_table_init(&inbox->counts);
+    (void)pthread_mutex_lock(&agent->event_lock);
+    list_first(inbox);
+    heft_counters_begin(inbox);
+    (void)pthread_mutex_unlock(&agent->event_lock);
+    return inbox;
+}
+
+static void ask_for_credit_job(struct heft_agent *agent)
+{
+    if (agent->credit_queued)
+        return;
+    agent->credit_queued = 1;
+    heft_worker_submit(agent->control, &agent->credit_job);
+}
+
+/* An ended connection is kept while counters of it may still be opened; the oldest of too many is dropped. */
+static void keep_or_drop(struct heft_inbox *inbox)
+{
+    struct heft_agent *agent = inbox->agent;
+    struct heft_inbox *oldest;
+
+    agent->inbox_gone++;
+    if (!inbox->early) {
+        heft_inbox_unlist(inbox);
+        return;
+    }
+    if (agent->inbox_gone <= HEFT_INBOX_GONE_MAX)
+        return;
+    for (oldest = inbox; oldest->next; oldest = oldest->next)
+        ;
+    while (oldest->live)
+        oldest = oldest->prev;
+    heft_inbox_unlist(oldest);
+}
+
+void heft_inbox_end(struct heft_inbox *inbox, int code, const char *why)
+{
+    struct heft_agent *agent = inbox->agent;
+    char generation[HEFT_GENERATION_TEXT_BYTES];
+
+    (void)pthread_mutex_lock(&agent->event_lock);
+    inbox->live = 0;
+    (void)heft_error_set(&inbox->end, code, "peer '%s' (generation %s): %s", inbox->name,
+                         heft_generation_text(inbox->generation.bytes, generation), why);
+    if (inbox->granted) { /* what is queued stays reserved */
+        agent->notification_reserved -= inbox->window_bytes - inbox->queued_bytes;
+        ask_for_credit_job(agent);
+    }
+    heft_counters_end(inbox);
+    keep_or_drop(inbox);
+    heft_inbox_unref(inbox);
+    (void)pthread_mutex_unlock(&agent->event_lock);
+}
+
+/* ---- frames ---- */
+
+int heft_inbox_notify(struct heft_inbox *inbox, const struct heft_frame *frame, const uint8_t *payload,
+                      const char **why_out)
+{
+    struct heft_agent *agent = inbox->agent;
+    struct heft_wire_text text;
+    struct heft_innote *note;
+    uint64_t cost;
+
+    *why_out = "a malformed NOTIFY";
+    if (heft_wire_get_notify(payload, frame->payload_bytes, &text))
+        return HEFT_ERR_PROTOCOL;
+    cost = text.size + HEFT_WIRE_NOTIFICATION_COST_BYTES;
+    *why_out = "a notification without the credit for it";
+    if (cost > inbox->open_bytes) /* changed on this worker only */
+        return HEFT_ERR_PROTOCOL;
+    *why_out = "out of memory for a notification";
+    note = malloc(sizeof(*note));
+    if (!note)
+        return HEFT_ERR_NO_MEMORY;
+    note->next = NULL;
+    note->inbox = inbox;
+    note->size = text.size;
+    note->data = malloc(text.size ? text.size : 1);
+    if (!note->data) {
+        free(note);
+        return HEFT_ERR_NO_MEMORY;
+    }
+    if (text.size)
+        memcpy(note->data, text.data, text.size);
+    HEFT_COUNT(agent, notifications_received, 1);
+    (void)pthread_mutex_lock(&agent->event_lock);
+    inbox->open_bytes -= cost;
+    inbox->queued_bytes += cost;
+    inbox->refs++;
+    if (agent->note_last)
+        agent->note_last->next = note;
+    else
+        agent->note_first = note;
+    agent->note_last = note;
+    (void)pthread_cond_signal(&agent->note_cond);
+    heft_events_update(agent);
+    (void)pthread_mutex_unlock(&agent->event_lock);
+    return 0;
+}
+
+int heft_inbox_count(struct heft_inbox *inbox, const struct heft_frame *frame, const uint8_t *payload,
+                     const char **why_out)
+{
+    struct heft_wire_counts counts;
+    uint32_t index;
+    int rc = 0;
+
+    *why_out = "a malformed COUNT";
+    if (heft_wire_get_counts(payload, frame->payload_bytes, &counts))
+        return HEFT_ERR_PROTOCOL;
+    (void)pthread_mutex_lock(&inbox->agent->event_lock);
+    for (index = 0; !rc && index < counts.count; index++) {
+        struct heft_wire_count count = heft_wire_get_count(&counts, index);
+
+        rc = heft_counters_add(inbox, count.counter, count.transfers);
+    }
+    (void)pthread_mutex_unlock(&inbox->agent->event_lock);
+    *why_out = rc == HEFT_ERR_TOO_MANY ? "it counts on more counters than may wait for their owners"
+               : rc == HEFT_ERR_RANGE  ? "more transfers than can be counted"
+                                       : "out of memory for a counter";
+    return rc;
+}
+
+int heft_inbox_take_credit(struct heft_inbox *inbox, struct heft_wire_credit *credit_out)
+{
+    struct heft_agent *agent = inbox->agent;
+
+    credit_out->bytes = 0;
+    credit_out->largest_bytes = HEFT_WIRE_NOTIFICATION_MAX_BYTES;
+    (void)pthread_mutex_lock(&agent->event_lock);
+    if (!inbox->granted &&
+        agent->notification_reserved + inbox->window_bytes <= agent->max_notification_bytes) {
+        agent->notification_reserved += inbox->window_bytes;
+        inbox->granted = 1;
+        credit_out->bytes = inbox->window_bytes;
+    } else if (inbox->granted) {
+        credit_out->bytes = inbox->freed_bytes;
+        inbox->freed_bytes = 0;
+    }
+    inbox->open_bytes += credit_out->bytes;
+    (void)pthread_mutex_unlock(&agent->event_lock);
+    return credit_out->bytes > 0;
+}
+
+/* ---- taking ---- */
+
+/* The first note is out of the queue: its room goes back to the peer, or to others. event_lock held. */
+static void give_room_back(struct heft_inbox *inbox, uint64_t cost)
+{
+    struct heft_agent *agent = inbox->agent;
+
+    inbox->queued_bytes -= cost;
+    if (!inbox->live) {
+        agent->notification_reserved -= cost;
+        ask_for_credit_job(agent);
+        return;
+    }
+    inbox->freed_bytes += cost;
+    if (inbox->freed_bytes >= inbox->window_bytes / 4 || inbox->open_bytes < HEFT_INBOX_WINDOW_MIN_BYTES)
+        ask_for_credit_job(agent);
+}
+
+static struct heft_innote *pop(struct heft_agent *agent)
+{
+    struct heft_innote *note = agent->note_first;
+
+    agent->note_first = note->next;
+    if (!note->next)
+        agent->note_last = NULL;
+    return note;
+}
+
+int heft_agent_next_notification(struct heft_agent *agent, struct heft_notification *notification_out,
+                                 uint64_t timeout_ms)
+{
+    struct heft_notification taken = {.size = sizeof(taken)};
+    uint64_t until_ns = heft_deadline_after_ms(timeout_ms);
+    size_t size = notification_out->size;
+    struct heft_innote *note;
+    int rc = 0;
+
+    if (size < sizeof(taken)) /* less could lose the bytes */
+        return HEFT_ERR_INVALID;
+    if (timeout_ms && heft_agent_on_worker(agent))
+        return HEFT_ERR_STATE;
+    heft_agent_ref(agent); /* it may be closed while this waits */
+    (void)pthread_mutex_lock(&agent->event_lock);
+    while (!agent->note_first && !agent->events_closed && !rc && timeout_ms)
+        rc = heft_cond_wait_until(&agent->note_cond, &agent->event_lock, until_ns);
+    if (!agent->note_first) {
+        rc = agent->events_closed ? HEFT_ERR_CANCELED : HEFT_ERR_AGAIN;
+        (void)pthread_mutex_unlock(&agent->event_lock);
+        heft_agent_unref(agent);
+        return rc;
+    }
+    note = pop(agent);
+    (void)snprintf(taken.peer, sizeof(taken.peer), "%s", note->inbox->name);
+    taken.generation = note->inbox->generation;
+    taken.epoch = note->inbox->epoch;
+    taken.data = note->data;
+    taken.size_bytes = note->size;
+    give_room_back(note->inbox, note->size + HEFT_WIRE_NOTIFICATION_COST_BYTES);
+    heft_inbox_unref(note->inbox);
+    heft_events_update(agent);
+    (void)pthread_mutex_unlock(&agent->event_lock);
+    free(note);
+    heft_agent_unref(agent);
+    *notification_out = taken;
+    return 0;
+}
+
+void heft_inbox_shut(struct heft_agent *agent)
+{
+    (void)pthread_mutex_lock(&agent->event_lock);
+    agent->events_closed = 1;
+    (void)pthread_cond_broadcast(&agent->note_cond);
+    heft_counters_shut(agent);
+    while (agent->note_first) {
+        struct heft_innote *note = pop(agent);
+
+        heft_inbox_unref(note->inbox);
+        free(note->data);
+        free(note);
+    }
+    while (agent->inbox_first)
+        heft_inbox_unlist(agent->inbox_first);
+    if (agent->event_fd >= 0)
+        (void)close(agent->event_fd);
+    agent->event_fd = -1;
+    (void)pthread_mutex_unlock(&agent->event_lock);
+}

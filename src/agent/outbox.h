@@ -1,0 +1,39 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * What this agent tells a peer it connected: that transfers are done (counters, notifications), and
+ * notifications by themselves. Anybody queues, under peer->lock; the control worker sends, notifications only
+ * as far as the peer gave credit. A transfer stays active until its own were handed to the connection.
+ */
+#ifndef HEFT_AGENT_OUTBOX_H
+#define HEFT_AGENT_OUTBOX_H
+
+#include "agent/agent_internal.h"
+
+#define HEFT_OUTBOX_MAX_BYTES ((uint64_t)1 << 20) /* notifications by themselves, waiting for one peer */
+
+struct heft_xfer;
+
+struct heft_outnote {
+    struct heft_outnote *next;
+    struct heft_xfer *xfer; /* NULL: a notification by itself, owned by the queue */
+    const uint8_t *data;
+    size_t size;
+    uint32_t counter;
+};
+
+/* Queues what the transfer tells. 0; or the peer's status and its error: it is lost. */
+int heft_outbox_add_xfer(struct heft_xfer *xfer, struct heft_error *error);
+/* 1: it was still waiting and is out of the queue now. xfer->lock held. */
+int heft_outbox_remove(struct heft_xfer *xfer);
+/* Whether the peer takes notifications and counts, and this one; on a peer that is connected. */
+int heft_outbox_check(struct heft_peer *peer, size_t size_bytes, struct heft_error *error);
+/* On the control worker. */
+void heft_outbox_credit(struct heft_peer *peer, const struct heft_frame *frame, const uint8_t *payload);
+void heft_outbox_job(struct heft_job *job, struct heft_worker *worker);
+void heft_outbox_pump(struct heft_peer *peer);
+/* The peer is lost: transfers that wait here end with its status. */
+void heft_outbox_fail(struct heft_peer *peer);
+/* Nothing waits any more that has an owner. */
+void heft_outbox_clear(struct heft_peer *peer);
+
+#endif

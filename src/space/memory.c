@@ -282,6 +282,8 @@ static int open_file(struct heft_memory *memory, uint64_t huge, struct heft_erro
     }
     info->kind = "memfd";
     info->fd = memfd_create("heft", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+    if (info->fd >= 0)
+        (void)fchmod(info->fd, 0600); /* a peer of another user must not open it anew for writing, by /proc */
     if (info->fd < 0)
         return heft_error_set_errno(error, errno, "making shareable memory by memfd_create%s",
                                     errno == EMFILE || errno == ENFILE ? " (see ulimit -n)" : "");

@@ -203,6 +203,20 @@ static void a_memfd_can_not_be_cut_by_who_maps_it(void **state)
     heft_memory_free(memory);
 }
 
+/* A descriptor for reading that was passed on can be opened anew through /proc, as the file's mode allows. */
+static void a_memfd_is_its_owners_alone(void **state)
+{
+    struct heft_memory_info info;
+    struct heft_memory *memory = must_alloc(MIB, 0, &info);
+    struct stat status;
+
+    (void)state;
+    assert_string_equal(info.kind, "memfd");
+    assert_int_equal(fstat(info.fd, &status), 0);
+    assert_int_equal(status.st_mode & 0777, 0600);
+    heft_memory_free(memory);
+}
+
 static void *prefault_again(void *argument)
 {
     struct heft_memory *memory = argument;
@@ -345,6 +359,7 @@ int main(void)
         cmocka_unit_test(untouched_promises_count_against_a_small_tmpfs),
         cmocka_unit_test(prefault_of_a_full_tmpfs_is_an_error_and_no_signal),
         cmocka_unit_test(a_memfd_can_not_be_cut_by_who_maps_it),
+        cmocka_unit_test(a_memfd_is_its_owners_alone),
         cmocka_unit_test(several_threads_may_prefault_and_nothing_written_is_lost),
         cmocka_unit_test(a_small_allocation_is_cheap),
         cmocka_unit_test(without_descriptors_it_says_so),

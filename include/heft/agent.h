@@ -115,6 +115,9 @@ enum heft_region_flags {
 
 /*
  * HOST: `memory` (shareable, the fast way), or `address` and `length_bytes` of any memory of the caller.
+ * CUDA: `address` (a device pointer: cudaMalloc, virtual memory management, a tensor's data_ptr) and
+ * `length_bytes`; register whole allocations, tensors are offsets in them. Peers of this host map it. Work of
+ * streams that writes or reads it is the caller's to wait for before a transfer is posted.
  * FILE: `fd` (dup'ed; `path` then only names it in messages) or `path`; length_bytes 0 means the file's size
  * now. The caller keeps the memory valid until deregistration succeeded.
  */

@@ -54,6 +54,30 @@ void heft_memory_get_info(const struct heft_memory *memory, struct heft_memory_i
 int heft_memory_prefault(struct heft_memory *memory, uint64_t offset_bytes, uint64_t length_bytes,
                          struct heft_error *error);
 
+/*
+ * Device memory that other processes of this host can map without a copy: one range of addresses of one GPU,
+ * made of the driver's virtual memory management and shared by descriptors. Its bytes are undefined at first.
+ * Registered like any device pointer (HEFT_SPACE_CUDA, address and length); freed after every region on it is
+ * deregistered.
+ */
+struct heft_device_memory;
+
+struct heft_device_memory_info {
+    uint64_t address;      /* a device pointer of this process; aligned to page_bytes */
+    uint64_t length_bytes; /* as asked for */
+    uint64_t page_bytes;   /* what the GPU rounds to (2 MiB) */
+    int device;            /* its number in this process */
+    const char *kind;      /* static text */
+};
+
+/* device: as CUDA numbers them in this process. flags 0. Errors: UNSUPPORTED ("no GPU: ..."), NO_MEMORY,
+ * LIBRARY (with the driver's text). */
+int heft_device_memory_alloc(int device, uint64_t length_bytes, uint32_t flags,
+                             struct heft_device_memory **memory_out, struct heft_error *error);
+void heft_device_memory_free(struct heft_device_memory *memory);
+void heft_device_memory_get_info(const struct heft_device_memory *memory,
+                                 struct heft_device_memory_info *info_out);
+
 #pragma GCC visibility pop
 #ifdef __cplusplus
 }

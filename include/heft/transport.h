@@ -39,7 +39,8 @@ struct heft_transport_region {
     uint64_t length_bytes;
     void *address;     /* HOST of this process: first byte. A peer's HOST region: its address in the peer's
                           process,     to be used only through cross-memory attach */
-    int fd;            /* FILE: an open descriptor. HOST: descriptor of the shareable memory, or -1 */
+    int fd;            /* FILE: an open descriptor. HOST: descriptor of the shareable memory, or -1. CUDA: the
+                          carrier of its handles, which region_add of the cuda transport sets, or -1 */
     const char *label; /* for messages: a file's name, or "" */
     void *slot[HEFT_TRANSPORT_MAX]; /* each transport's own data, at its index */
 };
@@ -150,6 +151,8 @@ struct heft_transport_ops {
 extern const struct heft_transport_ops heft_transport_local;
 extern const struct heft_transport_ops heft_transport_tcp;
 extern const struct heft_transport_ops heft_transport_file;
+extern const struct heft_transport_ops
+    heft_transport_cuda; /* GPU memory; open says "no GPU: ..." without one */
 
 #pragma GCC visibility pop
 #ifdef __cplusplus

@@ -166,7 +166,8 @@ static int take_memory(const struct heft_region_options *options, struct heft_re
             region->t.length_bytes = info.length_bytes;
     }
     if (!region->t.address && region->t.length_bytes)
-        return heft_error_set(error, HEFT_ERR_INVALID, "a host region needs an address or a memory");
+        return heft_error_set(error, HEFT_ERR_INVALID,
+                              "a region of memory needs an address or a heft_memory");
     if ((uintptr_t)region->t.address + region->t.length_bytes < (uintptr_t)region->t.address)
         return heft_error_set(error, HEFT_ERR_RANGE, "the region wraps around the address space");
     return 0;
@@ -182,19 +183,32 @@ static void remove_from_transports(struct heft_region *region)
             agent->transports[index].ops.region_remove(agent->transports[index].transport, &region->t);
 }
 
-static void add_to_transports(struct heft_region *region)
+/* A transport that can't use the region does no harm, but for GPU memory, which cuda alone can use. */
+static int add_to_transports(struct heft_region *region, struct heft_error *error)
 {
     struct heft_agent *agent = region->agent;
+    int rc = region->t.space == HEFT_SPACE_CUDA
+                 ? heft_error_set(error, HEFT_ERR_UNSUPPORTED,
+                                  "GPU memory needs the cuda transport, which this agent was told not to use")
+                 : HEFT_OK;
     uint32_t index;
 
     for (index = 0; index < agent->transport_count; index++) {
         struct heft_agent_transport *entry = &agent->transports[index];
-        struct heft_error error = HEFT_ERROR_INIT;
+        int decides = region->t.space == HEFT_SPACE_CUDA && strcmp(entry->ops.name, "cuda") == 0;
+        struct heft_error why = entry->failure;
+        int failed = entry->transport ? entry->ops.region_add(entry->transport, &region->t, &why) : why.code;
 
-        if (entry->transport && entry->ops.region_add(entry->transport, &region->t, &error))
+        if (decides) {
+            rc = failed;
+            if (failed && error)
+                *error = why;
+        } else if (failed && entry->transport) {
             heft_log(HEFT_LOG_INFO, "agent %s: transport %s can't use region %llu: %s", agent->name,
-                     entry->ops.name, (unsigned long long)region->t.id, error.text);
+                     entry->ops.name, (unsigned long long)region->t.id, why.text);
+        }
     }
+    return rc;
 }
 
 static int check_options(const struct heft_region_options *options, struct heft_error *error)
@@ -202,6 +216,11 @@ static int check_options(const struct heft_region_options *options, struct heft_
     if (options->flags & ~(uint32_t)REGION_FLAGS_ALL)
         return heft_error_set(error, HEFT_ERR_INVALID, "unknown region flags 0x%x", options->flags);
     if (options->space == HEFT_SPACE_HOST)
+        return 0;
+    if (options->space == HEFT_SPACE_CUDA && options->memory)
+        return heft_error_set(error, HEFT_ERR_INVALID,
+                              "a region of GPU memory is named by its address alone");
+    if (options->space == HEFT_SPACE_CUDA)
         return 0;
     if (options->space != HEFT_SPACE_FILE)
         return heft_error_set(error, HEFT_ERR_UNSUPPORTED, "regions of space '%s' can't be registered yet",
@@ -240,7 +259,9 @@ int heft_region_register(struct heft_agent *agent, const struct heft_region_opti
     (void)pthread_mutex_lock(&agent->region_lock);
     region->t.id = ++agent->next_region_id;
     (void)pthread_mutex_unlock(&agent->region_lock);
-    add_to_transports(region);
+    rc = add_to_transports(region, error);
+    if (rc)
+        goto fail_added;
 
     (void)pthread_mutex_lock(&agent->region_lock);
     if (heft_table_reserve(&agent->regions)) {

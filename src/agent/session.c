@@ -348,6 +348,8 @@ static int region_fd(const struct heft_region *region)
 {
     char path[64];
 
+    if (region->t.space == HEFT_SPACE_CUDA && region->t.fd >= 0) /* the carrier of its handles */
+        return fcntl(region->t.fd, F_DUPFD_CLOEXEC, 0);
     if (region->t.space != HEFT_SPACE_HOST || region->t.fd < 0)
         return -1;
     if (region->t.flags & HEFT_REGION_REMOTE_WRITE)

@@ -4,6 +4,7 @@
 
 #include "base/error.h"
 #include "base/log.h"
+#include "space/cuda.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -16,7 +17,7 @@ static size_t registry_count;
 static size_t list_all(const struct heft_transport_ops *all_out[HEFT_TRANSPORT_MAX])
 {
     const struct heft_transport_ops *const in_tree[] = {&heft_transport_local, &heft_transport_tcp,
-                                                        &heft_transport_file};
+                                                        &heft_transport_file, &heft_transport_cuda};
     size_t count = 0, index;
 
     for (index = 0; index < sizeof(in_tree) / sizeof(in_tree[0]); index++)
@@ -126,6 +127,13 @@ static void open_one(struct heft_agent *agent, const struct heft_transport_ops *
     }
 }
 
+/* local copies in place, and cuda without a driver does nothing: they take no share of the staging memory. */
+static int stages(const struct heft_transport_ops *ops)
+{
+    return strcmp(ops->name, "local") != 0 &&
+           (strcmp(ops->name, "cuda") != 0 || heft_cuda_find(NULL) == HEFT_OK);
+}
+
 int heft_agent_open_transports(struct heft_agent *agent, const char *list, struct heft_error *error)
 {
     const struct heft_transport_ops *all[HEFT_TRANSPORT_MAX];
@@ -142,7 +150,7 @@ int heft_agent_open_transports(struct heft_agent *agent, const char *list, struc
     for (index = 0; index < count; index++) {
         if (list && !in_list(list + strspn(list, ", "), all[index]->name))
             all[index] = NULL;
-        else if (strcmp(all[index]->name, "local") != 0) /* copies in place: stages nothing */
+        else if (stages(all[index]))
             staging++;
     }
     for (index = 0; index < count; index++)

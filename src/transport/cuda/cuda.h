@@ -1,0 +1,211 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * transport/cuda/: bytes between device memory and device memory, pinned or plain host memory, and files: of
+ * this agent, and of a peer on the same host, whose memory this process maps. The peer's threads take no
+ * part.
+ *
+ * An operation goes one of two ways. Direct, when the GPU itself reaches both sides: its copies are put on a
+ * stream of ours, by the copy engines or, for many small pieces, as one launch of our kernel. Staged, when
+ * one side is a file or host memory that is not pinned: through slots of pinned memory, filled and emptied by
+ * the pool's workers. One thread of the transport watches the events behind what was started; no worker
+ * waits. Nothing is ever asked of a stream that is not ours, and no device is waited for as a whole: what
+ * must have been computed before the bytes are moved is the caller's to wait for before it posts.
+ *
+ *   cuda.c     the table, endpoints, operations from post to done
+ *   region.c   what an address is, and handing device memory to peers
+ *   remote.c   a peer's memory, mapped here
+ *   flight.c   pieces of an operation from claimed to arrived
+ *   watch.c    the thread that sees them arrive
+ */
+#ifndef HEFT_TRANSPORT_CUDA_CUDA_H
+#define HEFT_TRANSPORT_CUDA_CUDA_H
+
+#include "space/cuda.h"
+#include "transport/opqueue.h"
+#include "transport/worker.h"
+
+#define CUDA_SLOT_BYTES ((uint64_t)4 << 20)
+#define CUDA_SLOTS_MAX 32u
+#define CUDA_DIRECT_FLIGHTS 16u
+/* One flight of a direct operation. */
+#define CUDA_DIRECT_BYTES ((uint64_t)128 << 20)
+#define CUDA_DIRECT_CUTS 8192u
+#define CUDA_STAGED_CUTS 4096u
+/* Items of one launch: a cut takes one, and more only where its pieces are longer than one warp should copy.
+ */
+#define CUDA_ITEMS 16384u
+#define CUDA_WARP_BYTES ((uint64_t)64 << 10)
+/* The kernel takes lists of pieces that are smaller than this on average; above it the engines are as fast
+ * and take no processors from whoever computes. */
+#define CUDA_KERNEL_BELOW_BYTES ((uint64_t)4 << 20)
+#define CUDA_KERNEL_FROM_PIECES 3u
+
+/* ---- sides ---- */
+
+enum cuda_side_kind { CUDA_SIDE_NONE, CUDA_SIDE_DEVICE, CUDA_SIDE_PINNED, CUDA_SIDE_HOST, CUDA_SIDE_FILE };
+
+/* One side of a move, as this process reaches it. */
+struct cuda_side {
+    enum cuda_side_kind kind;
+    uint64_t address; /* not FILE */
+    int fd;           /* FILE */
+    int device;       /* DEVICE: where the memory is, or the one that can reach it */
+    int kernels;      /* DEVICE: kernels of `device` may touch it */
+};
+
+/* An own region: region->slot. */
+struct cuda_region {
+    struct cuda_side side;
+    int carrier_fd; /* DEVICE: the socket that holds its handles, or -1 */
+    int pinned;     /* HOST, atomic: 0 not known yet, 1, -1 */
+    char reason[160];
+};
+
+/* A peer's region: region->slot of the endpoint's side. */
+struct cuda_remote {
+    struct cuda_side side;
+    int writable;
+    uint64_t reserved_at, reserved_bytes, mapped_bytes; /* device memory mapped here */
+    uint64_t *piece_bytes;
+    uint32_t piece_count;
+    uint64_t ipc_at;
+    void *host_map;
+    uint64_t host_bytes;
+    int enter_device;
+    char reason[160];
+    struct cuda_remote *prev, *next;
+};
+
+struct cuda_transport;
+struct cuda_endpoint;
+
+/* ---- flights ---- */
+
+/* Copies of one shape, by addresses that the GPU reaches: what a claim becomes. */
+struct cuda_run {
+    uint64_t to, from, length_bytes, count, to_stride_bytes, from_stride_bytes;
+    int kernels; /* a kernel of the flight's device reaches both ends */
+};
+
+struct cuda_flight {
+    struct heft_job job; /* storing what has come into the slot */
+    struct cuda_flight *next;
+    struct cuda_endpoint *endpoint;
+    struct cuda_transport *transport;
+    struct heft_claim claim;
+    int staged;
+    int device; /* whose streams and events carry it */
+    int stores; /* the slot goes to its places when the event has come */
+    int status; /* of a start that failed halfway: it ends so when what had begun is over */
+    int64_t failed_move;
+    struct heft_error error;
+    heft_cu_event events[HEFT_CUDA_MAX_DEVICES];
+    uint8_t *slot; /* staged: pinned, made at the first use */
+    struct cuda_run *runs;
+    size_t run_count;
+    struct heft_cuda_item *items; /* pinned, likewise */
+    heft_cu_pointer device_items[HEFT_CUDA_MAX_DEVICES];
+};
+
+/* Streams of one device. */
+struct cuda_lane {
+    int ready;                      /* 1 made, -1 failed */
+    heft_cu_stream in, out, across; /* to the device, from it, within and between devices */
+    int has_kernels;
+    struct heft_cuda_kernels kernels;
+};
+
+struct cuda_transport {
+    struct heft_transport_host host;
+    const struct heft_cu *cu; /* NULL: not started yet */
+    pthread_mutex_t lock;     /* everything below */
+    pthread_cond_t changed;
+    struct cuda_lane lanes[HEFT_CUDA_MAX_DEVICES];
+    struct cuda_flight flights[CUDA_SLOTS_MAX + CUDA_DIRECT_FLIGHTS];
+    uint32_t flight_count;
+    struct cuda_flight *free_flights[2]; /* direct, staged */
+    struct cuda_flight *started;         /* for the watcher */
+    struct cuda_endpoint *endpoints;
+    uint32_t endpoint_count; /* not freed yet */
+    pthread_t watcher;
+    int watcher_started, closing;
+    struct heft_error broken; /* code != 0: the driver failed for good */
+};
+
+struct cuda_runner {
+    struct heft_job job;
+    struct cuda_endpoint *endpoint;
+    struct cuda_way *way;
+    struct cuda_runner *next_idle;
+};
+
+/* Runners are of two sorts, each with its queue: their flights are limited apart. */
+struct cuda_way {
+    struct heft_opqueue queue;
+    struct cuda_runner *idle; /* under queue.lock */
+    int staged;
+};
+
+struct cuda_endpoint {
+    struct cuda_transport *transport;
+    struct cuda_endpoint *next;
+    struct cuda_way direct, staged;
+    uint32_t refs; /* atomic: the owner, each submitted runner, each flight */
+    pthread_mutex_t remotes_lock;
+    struct cuda_remote *remotes;
+    int has_peer, same_host;
+    char name[256];
+    uint32_t runner_count;
+    struct cuda_runner runners[];
+};
+
+/* region.c */
+int cuda_region_add(struct cuda_transport *transport, struct heft_transport_region *region,
+                    struct heft_error *error);
+void cuda_region_remove(struct cuda_transport *transport, struct heft_transport_region *region);
+/* An own region as a side. */
+void cuda_region_side(const struct cuda_transport *transport, const struct heft_transport_region *region,
+                      struct cuda_side *side_out);
+
+/* What travels in a carrier: a socket whose one message, read without taking it, holds this and, as
+ * descriptors, the handles of the pieces. So one descriptor a region is enough for the control connection. */
+#define CUDA_CARRIER_MAGIC UINT32_C(0x43554448)
+#define CUDA_CARRIER_PIECES_MAX 240u
+struct cuda_carrier {
+    uint32_t magic;
+    uint32_t piece_count; /* 0: ipc holds a legacy handle */
+    uint8_t process[16];  /* random; another agent of the same process needs no mapping */
+    uint8_t uuid[16];
+    uint64_t address;      /* in the owner's process */
+    uint64_t offset_bytes; /* of the region in what is mapped */
+    uint64_t length_bytes;
+    uint64_t total_bytes; /* of all pieces, or of the allocation */
+    struct heft_cu_ipc_handle ipc;
+    uint64_t piece_bytes[CUDA_CARRIER_PIECES_MAX];
+};
+const uint8_t *cuda_process_nonce(void);
+
+/* remote.c */
+int cuda_remote_add(struct cuda_endpoint *endpoint, struct heft_transport_region *region,
+                    struct heft_error *error);
+void cuda_remote_remove(struct cuda_endpoint *endpoint, struct heft_transport_region *region);
+void cuda_remotes_free(struct cuda_endpoint *endpoint);
+
+/* flight.c: on a worker. */
+/* Starts a claim. Not 0: nothing of it runs. 0: it flies; flight->status may hold a failure that ends it. */
+int cuda_flight_start(struct cuda_flight *flight);
+/* Copies the slot to its places. */
+int cuda_flight_store(struct cuda_flight *flight);
+/* Which way the operation goes; UNSUPPORTED with the reason. */
+int cuda_op_way(struct cuda_endpoint *endpoint, const struct heft_transport_op *op, struct cuda_way **way_out,
+                struct heft_error *error);
+
+/* cuda.c */
+int cuda_start(struct cuda_transport *transport, struct heft_error *error);
+/* The flight is over: reports, and gives it back. */
+void cuda_flight_end(struct cuda_flight *flight);
+
+/* watch.c */
+void *cuda_watch_main(void *transport);
+
+#endif

@@ -1,0 +1,102 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The watcher: looks at the events of what flies, spins for a moment after each arrival and sleeps a little
+ * between looks, so that neither a worker nor a device ever waits. It sleeps for good when nothing flies.
+ */
+#include "transport/cuda/cuda.h"
+
+#include "base/clock.h"
+
+#include <time.h>
+
+#define SPIN_NS UINT64_C(50000)
+#define SOON_NS (2 * HEFT_NS_PER_MS)
+#define NAP_NS 20000
+#define LONG_NAP_NS 100000
+
+/* New flights behind the older ones. 0: closing, and nothing flies. */
+static int collect(struct cuda_transport *transport, struct cuda_flight **flying)
+{
+    struct cuda_flight *started, **end = flying;
+    int goes_on;
+
+    (void)pthread_mutex_lock(&transport->lock);
+    while (!*flying && !transport->started && !transport->closing)
+        (void)pthread_cond_wait(&transport->changed, &transport->lock);
+    started = transport->started;
+    transport->started = NULL;
+    goes_on = *flying || started || !transport->closing;
+    (void)pthread_mutex_unlock(&transport->lock);
+    while (*end)
+        end = &(*end)->next;
+    while (started) { /* they were pushed in front: turned round */
+        struct cuda_flight *flight = started;
+
+        started = flight->next;
+        flight->next = *end;
+        *end = flight;
+    }
+    return goes_on;
+}
+
+static void arrived(struct cuda_flight *flight, heft_cu_result result)
+{
+    if (result && !flight->status)
+        flight->status =
+            heft_cuda_error(&flight->error, result, "GPU %d failed while it copied", flight->device);
+    if (!flight->status && flight->stores)
+        heft_pool_submit(flight->transport->host.pool, &flight->job);
+    else
+        cuda_flight_end(flight);
+}
+
+/* One look at everything that flies; how many arrived. */
+static uint32_t look(struct cuda_transport *transport, struct cuda_flight **flying)
+{
+    struct cuda_flight **at = flying;
+    uint32_t count = 0;
+
+    while (*at) {
+        struct cuda_flight *flight = *at;
+        heft_cu_result result;
+
+        if (heft_cuda_enter(flight->device, &flight->error)) {
+            flight->status = flight->error.code;
+            result = HEFT_CU_SUCCESS;
+        } else {
+            result = transport->cu->event_query(flight->events[flight->device]);
+            heft_cuda_leave();
+        }
+        if (result == HEFT_CU_NOT_READY) {
+            at = &flight->next;
+            continue;
+        }
+        *at = flight->next;
+        flight->next = NULL;
+        arrived(flight, result);
+        count++;
+    }
+    return count;
+}
+
+void *cuda_watch_main(void *argument)
+{
+    struct cuda_transport *transport = argument;
+    struct cuda_flight *flying = NULL;
+    uint64_t news_ns = heft_now_ns();
+
+    while (collect(transport, &flying)) {
+        struct cuda_flight *first = flying;
+        uint64_t now_ns;
+
+        if (look(transport, &flying) > 0 || !first)
+            news_ns = heft_now_ns();
+        now_ns = heft_now_ns();
+        if (flying && now_ns - news_ns > SPIN_NS) {
+            struct timespec nap = {0, now_ns - news_ns > SOON_NS ? LONG_NAP_NS : NAP_NS};
+
+            (void)nanosleep(&nap, NULL);
+        }
+    }
+    return NULL;
+}

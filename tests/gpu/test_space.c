@@ -1,0 +1,115 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The cuda space: devices, contexts, what an address is, shareable device memory. */
+#include "gpu/gpu.h"
+
+#include "space/cuda_memory.h"
+
+#include <string.h>
+
+#define MIB ((uint64_t)1 << 20)
+
+static void devices_are_found_by_number_and_uuid(void)
+{
+    struct heft_cuda_device info;
+    char text[80];
+    int device = -1, index;
+
+    for (index = 0; index < heft_cuda_device_count(); index++) {
+        CHECK(!heft_cuda_device_info(index, &info, &gpu_error));
+        (void)snprintf(text, sizeof(text), "cuda:%s", info.uuid_text);
+        CHECK(!heft_cuda_parse_device(text, &device, &gpu_error) && device == index);
+        CHECK(heft_cuda_device_by_uuid(info.uuid) == index);
+        CHECK(info.total_bytes > 0 && info.shares_fds);
+    }
+    CHECK(heft_cuda_parse_device("cuda:63", &device, &gpu_error) == HEFT_ERR_UNSUPPORTED);
+    CHECK(heft_cuda_parse_device("cuda:", &device, &gpu_error) == HEFT_ERR_INVALID);
+    CHECK(heft_cuda_parse_device("cuda:1x", &device, &gpu_error) == HEFT_ERR_INVALID);
+    CHECK(heft_cuda_parse_device("gpu", &device, &gpu_error) == HEFT_ERR_INVALID);
+    CHECK(heft_cuda_parse_device("cuda:GPU-1", &device, &gpu_error) == HEFT_ERR_UNSUPPORTED);
+}
+
+static void pointers_are_told_apart(void)
+{
+    struct heft_cuda_pointer pointer;
+    struct heft_device_memory *memory;
+    struct heft_device_memory_info info;
+    void *pinned = NULL;
+    char plain[64];
+    uint64_t address = gpu_alloc(0, 3 * MIB + 5);
+
+    heft_cuda_query(address + MIB, &pointer);
+    CHECK(pointer.kind == HEFT_CUDA_PLAIN && pointer.device == 0 && pointer.start == address);
+    CHECK(pointer.size_bytes >= 3 * MIB + 5 && pointer.exports_ipc);
+    gpu_free(0, address);
+    heft_cuda_query((uintptr_t)plain, &pointer);
+    CHECK(pointer.kind == HEFT_CUDA_PAGEABLE);
+    CHECK(!heft_cuda_enter(0, &gpu_error));
+    CHECK(!gpu_cu->host_alloc(&pinned, MIB, HEFT_CU_HOST_ALLOC_PORTABLE));
+    heft_cuda_leave();
+    heft_cuda_query((uintptr_t)pinned + 4096, &pointer);
+    CHECK(pointer.kind == HEFT_CUDA_PINNED && pointer.start == (uintptr_t)pinned &&
+          pointer.size_bytes >= MIB);
+    CHECK(!heft_cuda_enter(0, &gpu_error));
+    CHECK(!gpu_cu->host_free(pinned));
+    heft_cuda_leave();
+    CHECK(!heft_device_memory_alloc_pieces(0, 9 * MIB, 4 * MIB, &memory, &gpu_error));
+    heft_device_memory_get_info(memory, &info);
+    heft_cuda_query(info.address + 5 * MIB, &pointer);
+    CHECK(pointer.kind == HEFT_CUDA_VMM && pointer.exports_fd);
+    CHECK(pointer.start == info.address + 4 * MIB && pointer.size_bytes == 4 * MIB);
+    heft_device_memory_free(memory);
+}
+
+static void memory_comes_back_when_it_is_freed(void)
+{
+    uint64_t before = 0, after = 0;
+    int index;
+
+    for (index = 0; index < 22; index++) {
+        struct heft_device_memory *memory;
+
+        CHECK(!heft_device_memory_alloc_pieces(0, 64 * MIB + (uint64_t)index, 16 * MIB, &memory, &gpu_error));
+        heft_device_memory_free(memory);
+        CHECK(!heft_cuda_free_bytes(0, index == 1 ? &before : &after, &gpu_error));
+    }
+    CHECK(before == after);
+}
+
+static void more_memory_than_there_is_is_refused_and_nothing_is_lost(void)
+{
+    struct heft_device_memory *memory = NULL;
+    struct heft_cuda_device device;
+    uint64_t before = 0, after = 0;
+
+    CHECK(!heft_cuda_device_info(0, &device, &gpu_error));
+    CHECK(!heft_cuda_free_bytes(0, &before, &gpu_error));
+    /* Within the GPU's total, so that pieces are taken until one is refused. */
+    gpu_failed = 0;
+    uint64_t held = gpu_alloc(0, before / 2);
+    CHECK(heft_device_memory_alloc(0, device.total_bytes - device.total_bytes / 8, 0, &memory, &gpu_error) ==
+          HEFT_ERR_NO_MEMORY);
+    CHECK(strstr(gpu_error.text, "memory of GPU 0"));
+    gpu_free(0, held);
+    CHECK(!heft_cuda_free_bytes(0, &after, &gpu_error));
+    CHECK(before == after && !memory);
+    CHECK(heft_device_memory_alloc(0, UINT64_MAX / 2, 0, &memory, &gpu_error) == HEFT_ERR_NO_MEMORY);
+    CHECK(heft_device_memory_alloc(63, 4096, 0, &memory, &gpu_error) == HEFT_ERR_UNSUPPORTED);
+}
+
+static void empty_memory_is_legal(void)
+{
+    struct heft_device_memory *memory;
+
+    CHECK(!heft_device_memory_alloc(0, 0, 0, &memory, &gpu_error));
+    heft_device_memory_free(memory);
+    heft_device_memory_free(NULL);
+}
+
+const struct gpu_case gpu_space_cases[] = {
+    {"space: devices by number and uuid", devices_are_found_by_number_and_uuid, 1},
+    {"space: pointers are told apart", pointers_are_told_apart, 1},
+    {"space: freed memory is back", memory_comes_back_when_it_is_freed, 1},
+    {"space: too much memory is refused", more_memory_than_there_is_is_refused_and_nothing_is_lost, 1},
+    {"space: empty memory", empty_memory_is_legal, 1},
+};
+const size_t gpu_space_count = sizeof(gpu_space_cases) / sizeof(gpu_space_cases[0]);

@@ -69,13 +69,18 @@ struct heft_load_options {
     uint64_t max_host_bytes; /* staging memory; 0: 256 MiB; at least 16 MiB */
     uint64_t deadline_ms;    /* 0: 10 minutes */
     uint64_t stall_ms;       /* a source without progress for this long loses its chunks; 0: 10 s */
-    uint64_t chunk_bytes;    /* 0: 1 MiB */
+    uint64_t chunk_bytes;    /* 0: 1 MiB; on a GPU 16 MiB */
     uint32_t flags;          /* enum heft_load_flags */
+    /*
+     * Where the weights go: NULL or "host", "cuda:N" or "cuda:GPU-<uuid>". On a GPU addresses of the loaded
+     * tensors are device pointers, and blocks are verified there. UNSUPPORTED ("no GPU: ...") without it.
+     */
+    const char *device;
 };
 #define HEFT_LOAD_OPTIONS_INIT                                                                             \
     {                                                                                                      \
         sizeof(struct heft_load_options), 0, HEFT_MODEL_OPTIONS_INIT, 0, 0, 0, 0, (enum heft_load_split)0, \
-            0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0                                                          \
+            0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0                                                       \
     }
 
 struct heft_load_progress {

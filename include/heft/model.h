@@ -51,7 +51,7 @@ struct heft_tensor {
     uint64_t size_bytes;   /* of what is held */
     const char *file;      /* shard's name, "" in memory */
     uint64_t offset_bytes; /* in the shard, or in the model's memory */
-    void *address;         /* in memory: its first byte; else NULL */
+    void *address;         /* in memory: its first byte (a device pointer on a GPU); else NULL */
     uint64_t digest;       /* over its blocks (docs/manifest.md); valid if has_digest */
     int has_digest;
 };

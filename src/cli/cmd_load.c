@@ -5,7 +5,9 @@
 #include "base/digest.h"
 #include "base/error.h"
 #include "load/directory.h"
+#include "load/loaded.h"
 #include "load/machine_limits.h"
+#include "space/cuda.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -60,13 +62,12 @@ static void session_end(struct session *session)
 static int check_device(const struct cli *cli, struct heft_error *error)
 {
     const char *device = heft_config_text(&cli->config, "device");
+    int number, rc;
 
     if (strcmp(device, "host") == 0)
         return HEFT_OK;
-    if (strncmp(device, "cuda", 4) == 0)
-        return heft_error_set(error, HEFT_ERR_UNSUPPORTED,
-                              "device %s: this build moves host memory only; use --device host", device);
-    return heft_error_set(error, HEFT_ERR_INVALID, "unknown device '%s': use host", device);
+    rc = heft_cuda_parse_device(device, &number, error);
+    return rc == HEFT_ERR_UNSUPPORTED ? heft_error_prefix(error, rc, "device %s", device) : rc;
 }
 
 static int open_agent(struct session *session, int serves, struct heft_error *error)
@@ -112,6 +113,7 @@ static int start_load(struct session *session, int serves, uint32_t flags, struc
     options.deadline_ms = heft_config_number(config, "deadline");
     options.stall_ms = heft_config_number(config, "stall");
     options.chunk_bytes = heft_config_number(config, "chunk");
+    options.device = heft_config_text(config, "device");
     options.flags = flags | (heft_config_number(config, "no-verify") ? HEFT_LOAD_NO_VERIFY : 0u);
     return heft_load_start(&options, &session->load, error);
 }
@@ -263,6 +265,27 @@ static void write_digest_line(FILE *file, const char *hex, const struct heft_ten
     (void)putc('\n', file);
 }
 
+/* What lies on a GPU is read back first. */
+static int tensor_sha256(const struct session *session, const struct heft_tensor *tensor, uint8_t *digest_out,
+                         struct heft_error *error)
+{
+    void *bytes;
+    int rc = HEFT_OK;
+
+    if (session->model->device < 0 || tensor->size_bytes == 0) {
+        heft_sha256(tensor->address, tensor->size_bytes, digest_out);
+        return HEFT_OK;
+    }
+    bytes = malloc(tensor->size_bytes);
+    if (!bytes)
+        return heft_error_set(error, HEFT_ERR_NO_MEMORY, "reading a tensor back from the GPU");
+    rc = heft_cuda_read(session->model->device, (uintptr_t)tensor->address, bytes, tensor->size_bytes, error);
+    if (!rc)
+        heft_sha256(bytes, tensor->size_bytes, digest_out);
+    free(bytes);
+    return rc;
+}
+
 static int write_sha256(const struct session *session, struct heft_error *error)
 {
     const char *path = heft_config_text(&session->cli->config, "sha256");
@@ -282,7 +305,9 @@ static int write_sha256(const struct session *session, struct heft_error *error)
         char hex[2 * HEFT_SHA256_BYTES + 1];
 
         heft_model_tensor(session->model, index, &tensor);
-        heft_sha256(tensor.address, tensor.size_bytes, digest);
+        rc = tensor_sha256(session, &tensor, digest, error);
+        if (rc)
+            break;
         cli_hex(digest, sizeof(digest), hex);
         write_digest_line(file, hex, &tensor);
         rc = check_stop(error);

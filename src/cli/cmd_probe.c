@@ -5,6 +5,7 @@
 #include "base/clock.h"
 #include "base/error.h"
 #include "load/machine_limits.h"
+#include "space/cuda.h"
 
 #include <dlfcn.h>
 #include <errno.h>
@@ -19,6 +20,8 @@
 #include <sys/stat.h>
 #include <sys/uio.h>
 #include <unistd.h>
+
+#define PROBE_GPUS_MAX 17 /* lines: the driver, and the first 16 GPUs */
 
 struct finding {
     const char *what;
@@ -141,6 +144,40 @@ static void probe_library(struct finding *finding, const char *what, const char 
     say(finding, what, handle != NULL, remedy, "%s %s", library, handle ? "found" : "not found");
 }
 
+/* The driver, and each GPU by the name that --device takes; how many lines. */
+static size_t probe_gpus(struct finding *findings)
+{
+    static char names[PROBE_GPUS_MAX][12];
+    struct heft_error error = HEFT_ERROR_INIT;
+    const struct heft_cu *cu;
+    int device, version = heft_cuda_driver_version();
+    size_t count = 1;
+
+    if (heft_cuda_load(&cu, &error)) {
+        say(&findings[0], "GPU driver", 0, "host memory works without; see the reason above", "%s",
+            error.text);
+        return 1;
+    }
+    say(&findings[0], "GPU driver", heft_cuda_has_kernels(),
+        "build heft where nvcc is installed: without kernels small pieces and digests on GPUs are slow",
+        "CUDA %d.%d, %d GPUs%s", version / 1000, version % 1000 / 10, heft_cuda_device_count(),
+        heft_cuda_has_kernels() ? "" : "; this build has no GPU kernels");
+    for (device = 0; device < heft_cuda_device_count() && count < PROBE_GPUS_MAX; device++, count++) {
+        char *name = names[count];
+        struct heft_cuda_device info;
+        uint64_t left = 0;
+
+        (void)snprintf(name, sizeof(names[0]), "cuda:%d", device);
+        if (heft_cuda_device_info(device, &info, &error) || heft_cuda_free_bytes(device, &left, &error))
+            say(&findings[count], name, 0, "see nvidia-smi", "%s", error.text);
+        else
+            say(&findings[count], name, info.shares_fds, "its memory can't be shared between processes",
+                "%s, %" PRIu64 " of %" PRIu64 " MiB free, compute %d.%d, %s, %s", info.name, left >> 20,
+                info.total_bytes >> 20, info.major, info.minor, info.pci, info.uuid_text);
+    }
+    return count;
+}
+
 static void probe_rdma(struct finding *finding)
 {
     int there = access("/sys/class/infiniband", R_OK) == 0;
@@ -176,7 +213,7 @@ int cli_probe(struct cli *cli)
     int measure = (int)heft_config_number(&cli->config, "measure"), measured;
     struct heft_error error = HEFT_ERROR_INIT, second = HEFT_ERROR_INIT;
     struct heft_limits limits;
-    struct finding findings[10];
+    struct finding findings[8 + PROBE_GPUS_MAX];
     json_t *object = json_object(), *array = json_array();
     size_t count = 0, index;
     int rc = HEFT_OK, forgotten;
@@ -196,8 +233,7 @@ int cli_probe(struct cli *cli)
     probe_cross_memory(&findings[count++]);
     probe_rdma(&findings[count++]);
     probe_library(&findings[count++], "verbs", "libibverbs.so.1", "apt-get install libibverbs1");
-    probe_library(&findings[count++], "GPU driver", "libcuda.so.1",
-                  "no GPU: install NVIDIA's driver, or pass the GPU into the container");
+    count += probe_gpus(&findings[count]);
     if (measure) {
         rc = heft_limits_measure(path, &limits, &error);
     }

@@ -38,7 +38,7 @@ const struct heft_config_entry cli_options[] = {
     {"split", HEFT_CONFIG_CHOICE, "row", 0, 0, "row|column", 0,
      "which dimension ranks split: the first or the last", CLI_LOAD},
     {"source", HEFT_CONFIG_TEXT, "auto", 0, 0, 0, "LIST", "auto, file, peer, or file+peer", CLI_LOAD},
-    {"require", HEFT_CONFIG_CHOICE, 0, 0, 0, "local|tcp|file", 0,
+    {"require", HEFT_CONFIG_CHOICE, 0, 0, 0, "local|tcp|file|cuda", 0,
      "fail unless every byte takes this transport", CLI_LOAD},
     {"max-host-memory", HEFT_CONFIG_SIZE, "256M", 16 * MIB, 0, 0, "SIZE",
      "staging memory beside the model's own", CLI_LOAD},

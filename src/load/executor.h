@@ -57,6 +57,11 @@ struct heft_executor_options {
     const char *require;
     uint64_t stall_ms;
     int verify;
+    /* Checks the blocks that a chunk completes where they lie; NULL: by the CPU, in host memory. Counts
+     * compared blocks. Called on the thread that received the chunk. */
+    int (*verify_chunk)(const struct heft_executor_options *options, uint64_t chunk, uint64_t *verified_out,
+                        struct heft_error *error);
+    int device; /* for it: the GPU of the destinations */
     /* Expected block digests and where each layout tensor's begin in them; expected NULL: none known. */
     const uint64_t *expected;
     const uint64_t *expected_first; /* by layout tensor; UINT64_MAX: none */

@@ -9,7 +9,9 @@
 #include "base/digest.h"
 #include "base/error.h"
 #include "base/log.h"
+#include "load/device.h"
 #include "load/ranges.h"
+#include "space/cuda.h"
 
 #include <inttypes.h>
 #include <jansson.h>
@@ -22,6 +24,8 @@
 #define DEFAULT_DEADLINE_MS (10u * 60 * 1000)
 #define DEFAULT_STALL_MS 10000u
 #define MIN_HOST_BYTES ((uint64_t)16 << 20)
+/* A copy engine and a launch of digests want more at a time than a CPU. */
+#define DEVICE_CHUNK_BYTES ((uint64_t)16 << 20)
 #define WAIT_SLICE_MS 50u
 
 /* What one run of the load's thread holds besides the load itself. */
@@ -141,6 +145,23 @@ static int make_layout(struct heft_load *load, struct run *run, struct heft_erro
     return heft_layout_whole(reference, ALIGN_BYTES, &load->layout, error);
 }
 
+static int make_device_memory(struct heft_load *load, struct heft_model_part *part, struct heft_error *error)
+{
+    struct heft_device_memory_info info;
+    int rc =
+        heft_device_memory_alloc(load->device, load->layout->arena_bytes, 0, &part->device_memory, error);
+
+    if (rc)
+        return heft_error_prefix(error, rc, "allocating %" PRIu64 " bytes for the model",
+                                 load->layout->arena_bytes);
+    heft_device_memory_get_info(part->device_memory, &info);
+    part->address = (uint8_t *)(uintptr_t)info.address;
+    part->size_bytes = info.length_bytes;
+    load->memory_kind = info.kind;
+    load->memory_page_bytes = info.page_bytes;
+    return HEFT_OK;
+}
+
 static int make_memory(struct heft_load *load, struct run *run, struct heft_error *error)
 {
     struct heft_memory_info info;
@@ -152,7 +173,11 @@ static int make_memory(struct heft_load *load, struct run *run, struct heft_erro
     run->addresses = calloc(run->part_count, sizeof(*run->addresses));
     if (!run->parts || !run->regions || !run->addresses)
         return heft_error_set(error, HEFT_ERR_NO_MEMORY, "describing the destination");
-    if (!load->options.targets) {
+    if (load->device >= 0) {
+        rc = make_device_memory(load, &run->parts[0], error);
+        if (rc)
+            return rc;
+    } else if (!load->options.targets) {
         rc = heft_memory_alloc(load->layout->arena_bytes, 0, &run->parts[0].memory, error);
         if (rc)
             return heft_error_prefix(error, rc, "allocating %" PRIu64 " bytes for the model",
@@ -172,6 +197,7 @@ static int make_memory(struct heft_load *load, struct run *run, struct heft_erro
             load->memory_kind = "the caller's";
         }
         run->addresses[index] = run->parts[index].address;
+        options.space = load->device >= 0 ? HEFT_SPACE_CUDA : HEFT_SPACE_HOST;
         options.memory = run->parts[index].memory;
         options.address = run->parts[index].address;
         options.length_bytes = run->parts[index].size_bytes;
@@ -264,6 +290,8 @@ static int move_bytes(struct heft_load *load, struct run *run, uint64_t end_ns, 
         .addresses = run->addresses,
         .require = load->options.require,
         .stall_ms = load->options.stall_ms,
+        .verify_chunk = load->device >= 0 ? heft_device_verify_chunk : NULL,
+        .device = load->device,
         .verify = !(load->options.flags & HEFT_LOAD_NO_VERIFY),
         .expected = run->expected ? run->expected->digests : NULL,
         .expected_first = run->expected_first,
@@ -364,7 +392,7 @@ static int make_model(struct heft_load *load, struct run *run, struct heft_model
         heft_manifest_free(manifest);
         return rc;
     }
-    rc = heft_model_make(manifest, run->parts, run->part_count, model_out, error);
+    rc = heft_model_make(manifest, run->parts, run->part_count, load->device, model_out, error);
     run->parts = NULL;
     return rc;
 }
@@ -382,8 +410,10 @@ static void release_run(struct run *run)
             free(run->parts);
             run->parts = NULL;
         }
-    for (index = 0; run->parts && index < run->part_count; index++)
+    for (index = 0; run->parts && index < run->part_count; index++) {
         heft_memory_free(run->parts[index].memory);
+        heft_device_memory_free(run->parts[index].device_memory);
+    }
     free(run->parts);
     free(run->regions);
     free(run->addresses);
@@ -530,6 +560,19 @@ static int copy_options(struct heft_load *load, const struct heft_load_options *
     o->model_options.cache = copy_string(&at, o->model_options.cache);
     if (o->require && !o->require[0])
         o->require = NULL;
+    load->device = -1;
+    if (o->device && o->device[0] && strcmp(o->device, "host") != 0) {
+        int rc = heft_cuda_parse_device(o->device, &load->device, error);
+
+        if (rc)
+            return heft_error_prefix(error, rc, "device %s", o->device);
+        if (o->targets)
+            return heft_error_set(error, HEFT_ERR_UNSUPPORTED,
+                                  "targets are host memory: leave them out with device %s", o->device);
+        if (o->chunk_bytes == 0)
+            o->chunk_bytes = DEVICE_CHUNK_BYTES;
+    }
+    o->device = NULL; /* not copied */
     if (o->deadline_ms == 0)
         o->deadline_ms = DEFAULT_DEADLINE_MS;
     if (o->stall_ms == 0)

@@ -31,6 +31,7 @@ struct heft_load {
     enum heft_load_stage stage;
     uint64_t started_ns, stage_ns[HEFT_STAGE_COUNT]; /* time spent in each */
     uint64_t stage_began_ns, ended_ns;
+    int device; /* where the weights go: a GPU; -1: host memory */
     int finished, status;
     uint32_t cancel_wanted; /* atomic */
     struct heft_error error;

@@ -8,14 +8,16 @@
 #include <string.h>
 
 int heft_model_make(struct heft_manifest *manifest, struct heft_model_part *parts, uint32_t part_count,
-                    struct heft_model **model_out, struct heft_error *error)
+                    int device, struct heft_model **model_out, struct heft_error *error)
 {
     struct heft_model *model = calloc(1, sizeof(*model));
     uint32_t index;
 
     if (!model) {
-        for (index = 0; index < part_count; index++)
+        for (index = 0; index < part_count; index++) {
             heft_memory_free(parts[index].memory);
+            heft_device_memory_free(parts[index].device_memory);
+        }
         free(parts);
         heft_manifest_free(manifest);
         return heft_error_set(error, HEFT_ERR_NO_MEMORY, "making the model");
@@ -23,6 +25,7 @@ int heft_model_make(struct heft_manifest *manifest, struct heft_model_part *part
     model->manifest = manifest;
     model->parts = parts;
     model->part_count = part_count;
+    model->device = device;
     *model_out = model;
     return HEFT_OK;
 }
@@ -42,8 +45,10 @@ int heft_model_free(struct heft_model *model, struct heft_error *error)
         return HEFT_OK;
     if (__atomic_load_n(&model->users, __ATOMIC_ACQUIRE) > 0)
         return heft_error_set(error, HEFT_ERR_BUSY, "the model is served by a replica: close that first");
-    for (index = 0; index < model->part_count; index++)
+    for (index = 0; index < model->part_count; index++) {
         heft_memory_free(model->parts[index].memory);
+        heft_device_memory_free(model->parts[index].device_memory);
+    }
     free(model->parts);
     heft_manifest_free(model->manifest);
     free(model);

@@ -14,7 +14,8 @@
 /* One destination of a load: the model's own memory, or a range of the caller's. A model's manifest has one
  * file for each, in order. */
 struct heft_model_part {
-    struct heft_memory *memory; /* owned; NULL for the caller's */
+    struct heft_memory *memory;               /* owned; NULL for the caller's, and on a GPU */
+    struct heft_device_memory *device_memory; /* owned; NULL but on a GPU */
     uint8_t *address;
     uint64_t size_bytes;
 };
@@ -23,12 +24,13 @@ struct heft_model {
     struct heft_manifest *manifest; /* tensor.file is a part; offset_bytes lies in it */
     struct heft_model_part *parts;
     uint32_t part_count;
+    int device;     /* of every part: a GPU; -1: host memory */
     uint32_t users; /* atomic: replicas that serve it */
 };
 
 /* Takes over manifest and parts, also on failure. */
 int heft_model_make(struct heft_manifest *manifest, struct heft_model_part *parts, uint32_t part_count,
-                    struct heft_model **model_out, struct heft_error *error);
+                    int device, struct heft_model **model_out, struct heft_error *error);
 /* The address of a tensor of the model's manifest. */
 void *heft_model_address(const struct heft_model *model, const struct heft_manifest_tensor *tensor);
 /* Block digests of the manifest's tensors, which lie at `addresses`, into manifest->digests, with `threads`

@@ -11,6 +11,7 @@
 #include "base/log.h"
 #include "base/random.h"
 #include "format/safetensors.h"
+#include "load/device.h"
 #include "load/directory.h"
 #include "load/loaded.h"
 #include "load/ranges.h"
@@ -116,14 +117,15 @@ static int add_held(struct heft_replica *replica, const struct heft_held_tensor 
     return heft_manifest_add_tensor(replica->manifest, &tensor, error);
 }
 
-static int register_range(struct heft_replica *replica, struct heft_memory *memory, uint8_t *address,
-                          uint64_t size_bytes, struct heft_error *error)
+static int register_range(struct heft_replica *replica, enum heft_space space, struct heft_memory *memory,
+                          uint8_t *address, uint64_t size_bytes, struct heft_error *error)
 {
     struct heft_region_options options = HEFT_REGION_OPTIONS_INIT;
     struct heft_region *region;
     int rc;
 
     options.flags = HEFT_REGION_REMOTE_READ;
+    options.space = space;
     options.memory = memory;
     options.address = address;
     options.length_bytes = size_bytes;
@@ -161,7 +163,8 @@ static int hold_tensors(struct heft_replica *replica, const struct heft_replica_
             rc = heft_error_set(error, HEFT_ERR_NO_MEMORY, "registering %" PRIu64 " ranges", range_count);
     }
     for (index = 0; index < range_count && !rc; index++)
-        rc = register_range(replica, NULL, ranges[index].address, ranges[index].size_bytes, error);
+        rc = register_range(replica, HEFT_SPACE_HOST, NULL, ranges[index].address, ranges[index].size_bytes,
+                            error);
     if (!rc && range_count == 0)
         rc = heft_manifest_add_file(replica->manifest, "", 0, 0, NULL,
                                     error); /* empty tensors lie somewhere too */
@@ -183,7 +186,8 @@ static int hold_model(struct heft_replica *replica, struct heft_error *error)
     if (!replica->regions)
         return heft_error_set(error, HEFT_ERR_NO_MEMORY, "registering the model");
     for (part = 0; part < model->part_count && !rc; part++)
-        rc = register_range(replica, model->parts[part].memory, model->parts[part].address,
+        rc = register_range(replica, model->device >= 0 ? HEFT_SPACE_CUDA : HEFT_SPACE_HOST,
+                            model->parts[part].memory, model->parts[part].address,
                             model->parts[part].size_bytes, error);
     for (index = 0; index < model->manifest->tensor_count && !rc; index++)
         rc = heft_manifest_add_tensor(replica->manifest, &model->manifest->tensors[index], error);
@@ -264,7 +268,10 @@ static int copy_or_make_digests(struct heft_replica *replica, const struct heft_
 
         addresses[index] = heft_model_address(replica->model, tensor);
     }
-    rc = heft_digest_tensors(manifest, addresses, cores > 8 ? 8 : cores > 0 ? (uint32_t)cores : 1, error);
+    if (replica->model && replica->model->device >= 0)
+        rc = heft_device_digest_tensors(manifest, addresses, replica->model->device, error);
+    else
+        rc = heft_digest_tensors(manifest, addresses, cores > 8 ? 8 : cores > 0 ? (uint32_t)cores : 1, error);
     free(addresses);
     return rc;
 }

@@ -107,7 +107,7 @@ static void add_explanation(const struct heft_load *load, const struct heft_sour
 
     if (source->state != HEFT_SOURCE_READY || !load->agent)
         return;
-    if (heft_agent_explain(load->agent, source->peer, HEFT_SPACE_HOST,
+    if (heft_agent_explain(load->agent, source->peer, load->device >= 0 ? HEFT_SPACE_CUDA : HEFT_SPACE_HOST,
                            source->kind == HEFT_SOURCE_FILES ? HEFT_SPACE_FILE : HEFT_SPACE_HOST, words,
                            sizeof(words)))
         return;

@@ -7,6 +7,7 @@
 #include "space/cuda.h"
 
 #include "base/clock.h"
+#include "base/digest.h"
 #include "base/error.h"
 #include "kernels/kernels.h"
 
@@ -196,32 +197,6 @@ static int digest_some(const struct heft_cu *cu, int device, struct digester *di
     return rc;
 }
 
-int heft_cuda_digest(int device, const struct heft_cuda_place *places, uint64_t count, uint64_t *digests_out,
-                     struct heft_error *error)
-{
-    const struct heft_cu *cu;
-    struct digester *digester;
-    uint64_t at, some;
-    int rc = heft_cuda_load(&cu, error);
-
-    if (!rc)
-        rc = heft_cuda_enter(device, error);
-    if (rc)
-        return rc;
-    rc = take_digester(cu, device, &digester, error);
-    if (!rc) {
-        for (at = 0; at < count && !rc; at += some) {
-            some = count - at < DIGEST_PLACES ? count - at : DIGEST_PLACES;
-            rc = digest_some(cu, device, digester, places + at, some, digests_out + at, error);
-        }
-        /* After an error the stream may still use the buffers: better lost than used twice. */
-        if (!rc)
-            give_digester(device, digester);
-    }
-    heft_cuda_leave();
-    return rc;
-}
-
 int heft_cuda_read(int device, uint64_t address, void *to, uint64_t length_bytes, struct heft_error *error)
 {
     const struct heft_cu *cu;
@@ -247,6 +222,63 @@ int heft_cuda_read(int device, uint64_t address, void *to, uint64_t length_bytes
             if (!rc)
                 memcpy((uint8_t *)to + at, digester->pinned, some);
         }
+        if (!rc)
+            give_digester(device, digester);
+    }
+    heft_cuda_leave();
+    return rc;
+}
+
+/* Without kernels: slow, and right. */
+static int digest_by_cpu(int device, const struct heft_cuda_place *places, uint64_t count,
+                         uint64_t *digests_out, struct heft_error *error)
+{
+    uint64_t index, capacity = 0;
+    uint8_t *bytes = NULL;
+    int rc = HEFT_OK;
+
+    for (index = 0; index < count && !rc; index++) {
+        uint64_t size = places[index].size_bytes;
+
+        if (size > capacity || !bytes) {
+            free(bytes);
+            capacity = size + 1;
+            bytes = malloc(capacity);
+            if (!bytes)
+                return heft_error_set(error, HEFT_ERR_NO_MEMORY, "reading a block back from GPU %d", device);
+        }
+        rc = heft_cuda_read(device, places[index].address, bytes, size, error);
+        if (!rc)
+            digests_out[index] = heft_hash64(bytes, (size_t)size, 0);
+    }
+    free(bytes);
+    return rc;
+}
+
+int heft_cuda_digest(int device, const struct heft_cuda_place *places, uint64_t count, uint64_t *digests_out,
+                     struct heft_error *error)
+{
+    const struct heft_cu *cu;
+    struct heft_cuda_kernels ours;
+    struct digester *digester;
+    uint64_t at, some;
+    int rc = heft_cuda_load(&cu, error);
+
+    if (!rc)
+        rc = heft_cuda_enter(device, error);
+    if (rc)
+        return rc;
+    if (heft_cuda_kernels(device, &ours, NULL)) {
+        heft_cuda_leave();
+        return digest_by_cpu(device, places, count, digests_out, error);
+    }
+    rc = take_digester(cu, device, &digester, error);
+    if (!rc) {
+        for (at = 0; at < count && !rc; at += some) {
+            some = count - at < DIGEST_PLACES ? count - at : DIGEST_PLACES;
+            rc = digest_some(cu, device, digester, places + at, some, digests_out + at, error);
+        }
+        /* After an error the stream may still use the buffers: better lost than used twice. */
         if (!rc)
             give_digester(device, digester);
     }

@@ -35,7 +35,7 @@ struct told {
 int gpu_serve(int argc, char **argv)
 {
     struct heft_agent_options options = HEFT_AGENT_OPTIONS_INIT;
-    int device = argc > 2 ? atoi(argv[2]) : 0, kind;
+    int device = argc > 2 ? argv[2][0] - '0' : 0, kind;
     struct heft_region *regions[KINDS];
     struct heft_device_memory *memory;
     struct heft_device_memory_info info;

@@ -1,0 +1,129 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""The main job on GPUs, by the command line: over real GPUs, or over the driver without one (FAKE_CUDA=1, which meson
+sets with LD_LIBRARY_PATH). Digests are compared with those that hashlib makes from the files."""
+import json
+import os
+import sys
+import time
+
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "proc"))
+import fleet as f  # noqa: E402
+
+FAKE = "FAKE_CUDA" in os.environ
+SIZE = os.environ.get("HEFT_TEST_SIZE", "24M" if FAKE else "4G")
+
+
+def gpus(fleet):
+    code, out, _ = fleet.run("probe", "--json")
+    found = [x for x in json.loads(out)["findings"] if x["what"].startswith("cuda:") and x["good"]]
+    return len(found)
+
+
+def routes(report):
+    return sorted({r["transport"] for s in report["sources"] for r in s["routes"] if r["bytes"]})
+
+
+def disk_to_gpu_to_gpu_and_back():
+    with f.Fleet() as fleet:
+        count = gpus(fleet)
+        if count == 0:
+            return "no GPU"
+        other = f"cuda:{1 if count > 1 else 0}"
+        model, directory = fleet.model(size=SIZE), "file:" + fleet.path("fleet.json")
+        expected = f.sha256_of_tensors(model)
+        fleet.serve(model, "one", directory, "--device", "cuda:0", "--source", "file").line("serving as")
+        second = fleet.load(model, "--device", other, "--source", "peer", "--directory", directory)
+        assert second["sha256"] == expected
+        assert routes(second) == ["cuda"] and second["verified"]["blocks"] == second["verified"]["blocks_total"] > 0
+        print(f"    GPU to {other}: {second['rate'] / 1e9:.1f} GB/s, {second['seconds']:.3f} s")
+        two = fleet.serve(model, "two", directory, "--device", other, "--source", "peer")
+        two.line("serving as")
+        back = fleet.load(model, "--device", "cuda:0", "--source", "peer", "--directory", directory)
+        assert back["sha256"] == expected
+        to_host = fleet.load(model, "--source", "peer", "--directory", directory)
+        assert to_host["sha256"] == expected and routes(to_host) == ["cuda"]
+        from_disk = fleet.load(model, "--device", "cuda:0", "--source", "file")
+        assert from_disk["sha256"] == expected and routes(from_disk) == ["cuda"]
+        print(f"    files to GPU: {from_disk['rate'] / 1e9:.1f} GB/s; GPU to host {to_host['rate'] / 1e9:.1f} GB/s")
+        mixed = fleet.load(model, "--device", "cuda:0", "--source", "file+peer", "--directory", directory)
+        assert mixed["sha256"] == expected
+        return None
+
+
+def a_host_replica_is_a_source_for_gpus():
+    with f.Fleet() as fleet:
+        if gpus(fleet) == 0:
+            return "no GPU"
+        model, directory = fleet.model(size=SIZE), "file:" + fleet.path("fleet.json")
+        fleet.serve(model, "one", directory).line("serving as")
+        report = fleet.load(model, "--device", "cuda:0", "--source", "peer", "--directory", directory)
+        assert report["sha256"] == f.sha256_of_tensors(model) and routes(report) == ["cuda"]
+        print(f"    host replica to GPU: {report['rate'] / 1e9:.1f} GB/s")
+        ranks = fleet.load(model, "--device", "cuda:0", "--ranks", "4", "--rank", "2", "--split", "column", "--source",
+                           "peer", "--directory", directory)
+        on_host = fleet.load(model, "--ranks", "4", "--rank", "2", "--split", "column", "--source", "file")
+        assert ranks["sha256"] == on_host["sha256"]
+        return None
+
+
+def unverified_replicas_make_their_digests_on_the_gpu():
+    with f.Fleet() as fleet:
+        if gpus(fleet) == 0:
+            return "no GPU"
+        model, directory = fleet.model(size="16M"), "file:" + fleet.path("fleet.json")
+        fleet.serve(model, "one", directory, "--device", "cuda:0", "--no-verify").line("serving as")
+        report = fleet.load(model, "--source", "peer", "--directory", directory)
+        assert report["sha256"] == f.sha256_of_tensors(model)
+        assert report["verified"]["blocks"] == report["verified"]["blocks_total"] > 0
+        return None
+
+
+def a_killed_source_leaves_nothing_behind():
+    with f.Fleet() as fleet:
+        if gpus(fleet) == 0:
+            return "no GPU"
+        model, directory = fleet.model(size=SIZE), "file:" + fleet.path("fleet.json")
+        one = fleet.serve(model, "one", directory, "--device", "cuda:0")
+        one.line("serving as")
+        expected = f.sha256_of_tensors(model)
+        for moment in range(4):
+            two = fleet.start("two", f.HEFT, "load", model, "--device", "cuda:0", "--source", "peer+file", "--directory",
+                              directory, "--sha256", fleet.path("sha"), "--json", "--quiet", "--chunk", "256K")
+            time.sleep(0.05 + 0.1 * moment)
+            one.kill()
+            assert two.wait() == 0, two.text()
+            assert f.read_sha256(fleet.path("sha")) == expected
+            one = fleet.serve(model, f"one{moment}", directory, "--device", "cuda:0", "--source", "file")
+            one.line("serving as")
+        return None
+
+
+def more_than_the_gpu_has_is_refused():
+    with f.Fleet() as fleet:
+        if not FAKE:
+            return "real GPUs are too large"
+        model = fleet.model(size="16M")
+        code, _, err = fleet.run("load", model, "--device", "cuda:0", env={"FAKE_CUDA_BYTES": str(8 << 20)})
+        assert code == 1 and "NO_MEMORY" in err and "GPU 0" in err, err
+        code, _, err = fleet.run("load", model, "--device", "cuda:0", env={"FAKE_CUDA_NONE": "1"})
+        assert code == 2 and "no GPU" in err and "host" in err, err
+        code, out, _ = fleet.run("probe", "--json", env={"FAKE_CUDA_NONE": "1"})
+        assert code == 0 and any("no GPU" in x["text"] for x in json.loads(out)["findings"])
+        return None
+
+
+def the_plan_says_how():
+    with f.Fleet() as fleet:
+        if gpus(fleet) == 0:
+            return "no GPU"
+        model = fleet.model(size="16M")
+        code, out, err = fleet.run("plan", model, "--device", "cuda:0")
+        assert code == 0 and "by cuda" in out and "staged through pinned memory" in out, (out, err)
+        code, out, err = fleet.run("load", model, "--device", "cuda:0", "--require", "file")
+        assert code == 1 and "file" in err, err
+        return None
+
+
+f.main([disk_to_gpu_to_gpu_and_back, a_host_replica_is_a_source_for_gpus, unverified_replicas_make_their_digests_on_the_gpu,
+        a_killed_source_leaves_nothing_behind, more_than_the_gpu_has_is_refused, the_plan_says_how])

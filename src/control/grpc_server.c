@@ -359,14 +359,17 @@ static void on_request(struct server_call *call, int success)
 /* Cancels calls that have lasted too long; each is told once, its events then come soon. */
 static void sweep(struct heft_grpc_server *server)
 {
-    uint64_t now_ns = heft_now_ns();
     struct server_call *call;
+    uint64_t now_ns;
 
     (void)pthread_mutex_lock(&server->lock);
+    /* Read under the lock: a call that another thread began, or its sweep, would else lie after "now". */
+    now_ns = heft_now_ns();
     if (now_ns - server->swept_ns >= SERVER_SWEEP_MS * HEFT_NS_PER_MS) {
         server->swept_ns = now_ns;
         for (call = server->active; call; call = call->next)
-            if (now_ns - call->begin_ns > server->options.max_call_ms * HEFT_NS_PER_MS)
+            if (now_ns > call->begin_ns &&
+                now_ns - call->begin_ns > server->options.max_call_ms * HEFT_NS_PER_MS)
                 (void)grpc_call_cancel(call->call, NULL);
     }
     (void)pthread_mutex_unlock(&server->lock);

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "agent/agent_internal.h"
 #include "agent/inbox.h"
+#include "agent/peer.h"
 
 #include "base/clock.h"
 #include "base/error.h"
@@ -372,6 +373,18 @@ static void bye_on_control(void *context)
 static void drop_on_control(void *context)
 {
     heft_sessions_drop_all(context);
+}
+
+void heft_agent_drop_readers(struct heft_agent *agent)
+{
+    uint64_t until_ns = heft_deadline_after_ms(HEFT_AGENT_REAP_MS);
+
+    heft_agent_run_on(agent->control, drop_on_control, agent);
+    (void)pthread_mutex_lock(&agent->region_lock);
+    while (agent->reaps)
+        if (heft_cond_wait_until(&agent->region_cond, &agent->region_lock, until_ns))
+            break;
+    (void)pthread_mutex_unlock(&agent->region_lock);
 }
 
 /* Says goodbye to connected peers, gives those that read this process's memory by themselves a moment to

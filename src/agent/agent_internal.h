@@ -31,6 +31,7 @@
 #define HEFT_AGENT_REMOTE_REGIONS_MAX (1u << 20) /* regions that one peer may announce */
 #define HEFT_AGENT_DOC_GETS_MAX 16               /* documents that one session may be reading */
 #define HEFT_AGENT_LET_GO_MS 1000                /* for peers of this host to stop reading a region */
+#define HEFT_AGENT_REAP_MS 10000                 /* for transports to end what they serve to dropped peers */
 #define HEFT_KEY_BYTES HEFT_TOKEN_BYTES
 
 struct heft_session;

@@ -21,6 +21,10 @@ int heft_peer_read_document_or_cancel(struct heft_peer *peer, const char *name, 
 /* No more data streams are wanted: those that are being opened are given up, later ones are refused. For
  * peers that are about to be closed. */
 void heft_peer_end_dials(struct heft_peer *peer);
+/* Ends the connections of all peers that this agent accepted, and with them what is served to them; those
+ * that live may connect again. For regions that somebody frozen, or slow, would not let go. Waits, up to some
+ * seconds. */
+void heft_agent_drop_readers(struct heft_agent *agent);
 /* Whether this agent publishes a document of that name. */
 int heft_document_exists(struct heft_agent *agent, const char *name);
 

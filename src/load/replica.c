@@ -26,7 +26,7 @@
 #define DEFAULT_LEASE_MS 10000u
 #define MIN_LEASE_MS 100u
 #define RETRY_MS 1000u
-#define CLOSE_WAIT_MS 10000u
+#define CLOSE_WAIT_MS 3000u /* for readers to stop by themselves */
 
 struct heft_replica {
     char name[HEFT_NAME_MAX_BYTES + 1];
@@ -520,25 +520,53 @@ int heft_replica_publish(const struct heft_replica_options *options, struct heft
     return HEFT_OK;
 }
 
-static void deregister_all(struct heft_replica *replica)
+/* Tries until end_ns; the number of regions that somebody still reads. */
+static uint32_t deregister_until(struct heft_replica *replica, uint64_t end_ns)
 {
-    uint64_t end_ns = heft_now_ns() + CLOSE_WAIT_MS * HEFT_NS_PER_MS;
-    uint32_t index;
+    uint32_t index, busy = 0;
 
     for (index = 0; index < replica->region_count; index++) {
-        int rc;
+        int rc = HEFT_ERR_BUSY;
 
-        while ((rc = heft_region_deregister(replica->regions[index], NULL)) == HEFT_ERR_BUSY &&
+        if (!replica->regions[index])
+            continue;
+        /* Each try may wait for readers on this host: once the time is over, one region that is read is
+         * enough. */
+        while ((busy == 0 || heft_now_ns() < end_ns) &&
+               (rc = heft_region_deregister(replica->regions[index], NULL)) == HEFT_ERR_BUSY &&
                heft_now_ns() < end_ns)
             (void)usleep(1000);
-        if (rc)
-            heft_log(HEFT_LOG_ERROR, "replica %s: a region is still read by a peer after %u ms",
-                     replica->name, CLOSE_WAIT_MS);
+        if (rc == HEFT_OK)
+            replica->regions[index] = NULL;
+        else
+            busy++;
     }
+    return busy;
+}
+
+/*
+ * The memory is the caller's as soon as this returns: nobody may read it any more. Readers get a while to
+ * stop; who is frozen, or slow, then loses its connection, and what is served to it ends. 0, or BUSY when
+ * even that did not help.
+ */
+static int deregister_all(struct heft_replica *replica)
+{
+    if (deregister_until(replica, heft_after_ms(heft_now_ns(), CLOSE_WAIT_MS)) == 0)
+        return HEFT_OK;
+    heft_log(HEFT_LOG_WARN, "replica %s is still read after %u ms: its readers are dropped", replica->name,
+             CLOSE_WAIT_MS);
+    heft_agent_drop_readers(replica->agent);
+    if (deregister_until(replica, heft_after_ms(heft_now_ns(), CLOSE_WAIT_MS)) == 0)
+        return HEFT_OK;
+    heft_log(HEFT_LOG_ERROR, "replica %s: a region is still in use; its memory is not given back",
+             replica->name);
+    return HEFT_ERR_BUSY;
 }
 
 void heft_replica_close(struct heft_replica *replica)
 {
+    int rc = HEFT_OK;
+
     if (!replica)
         return;
     (void)pthread_mutex_lock(&replica->lock);
@@ -554,14 +582,16 @@ void heft_replica_close(struct heft_replica *replica)
         (void)replica->directory->ops->withdraw(replica->directory, replica->name,
                                                 &replica->record.generation, NULL);
     if (replica->own_agent) {
-        if (heft_agent_close(replica->agent, NULL))
+        rc = heft_agent_close(replica->agent, NULL);
+        if (rc)
             heft_log(HEFT_LOG_ERROR, "replica %s: its agent is still in use", replica->name);
     } else if (replica->agent) {
         if (replica->document_set)
             (void)heft_agent_set_document(replica->agent, "manifest", NULL, 0, NULL);
-        deregister_all(replica);
+        rc = deregister_all(replica);
     }
-    if (replica->model)
+    if (replica->model &&
+        !rc) /* else the model stays BUSY: better lost memory than a read of someone else's */
         (void)__atomic_sub_fetch(&replica->model->users, 1, __ATOMIC_ACQ_REL);
     heft_record_free(&replica->record);
     heft_manifest_free(replica->manifest);

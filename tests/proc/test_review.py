@@ -195,6 +195,26 @@ def a_tensor_over_4_gib_arrives_whole():
         assert report["sha256"] == {"t": digest.hexdigest()}
 
 
+def a_frozen_reader_does_not_keep_a_replica_from_ending():
+    """Its memory is given back only when nothing is served from it: a crash here would be a read of freed memory."""
+    with f.Fleet() as fleet:
+        model = fleet.model(size="256M", table="dense", shards_=1)
+        directory = f"file:{fleet.path('directory.json')}"
+        for transport in ("local", "tcp"):
+            source = fleet.serve(model, f"source-{transport}", directory, "--lease", "60s", "--source", "file")
+            source.line("serving as")
+            load = fleet.start("load", f.HEFT, "load", model, "--source", "peer", "--directory", directory, "--quiet", "--chunk",
+                               "64K", "--require", transport)
+            time.sleep(0.12)
+            load.freeze()
+            begin = time.monotonic()
+            assert source.stop(30) == 0, source.text()
+            took = time.monotonic() - begin
+            assert took < 6 * SLACK, f"{took:.1f} s to end with a frozen reader over {transport}"
+            load.thaw()
+            assert load.wait() in (0, 1), load.text()
+
+
 def more_replicas_than_a_load_can_ask_are_told():
     """Eighty hand-written records of replicas that are gone: the load says whom it did not ask, and loses no time."""
     with f.Fleet() as fleet:
@@ -263,7 +283,8 @@ TESTS = [frozen_candidates_delay_neither_the_start_nor_the_end, slow_replicas_ar
          an_incompatible_replica_that_answers_first_does_not_end_the_wait, a_deadline_bounds_connecting_and_the_directory,
          a_signal_ends_a_load_that_is_connecting, hostile_names_are_carried_but_never_obeyed,
          empty_models_and_empty_tensors_load_and_are_served, a_tensor_over_4_gib_arrives_whole,
-         more_replicas_than_a_load_can_ask_are_told, a_name_that_would_be_cut_is_refused, the_killed_leave_nothing_behind]
+         a_frozen_reader_does_not_keep_a_replica_from_ending, more_replicas_than_a_load_can_ask_are_told,
+         a_name_that_would_be_cut_is_refused, the_killed_leave_nothing_behind]
 
 if __name__ == "__main__":
     f.main(TESTS)

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The block digest on a GPU: proves the kernels of bench_digest_kernel.cuh equal to xxHash's own header, then
+ * The block digest on a GPU: proves the kernels of src/kernels/digest.cuh equal to xxHash's own header, then
  * measures them. Not part of the build (it needs nvcc):
  *
  *   gcc -O3 -march=native -c bench/bench_digest_reference.c -o reference.o
@@ -13,13 +13,19 @@
  * Buffers smaller than the whole are taken from another place each time, so that the second-level cache
  * does not hold them. `read` is a kernel that only reads (the floor), `copy` the driver's copy.
  */
-#include "bench_digest_kernel.cuh"
+#include "../src/kernels/digest.cuh"
 
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <vector>
+
+template <int WARPS>
+__global__ void __launch_bounds__(THREADS_OF(WARPS)) digest_blocks(struct work work, uint64_t *digests)
+{
+    digest_all<WARPS>(work, digests);
+}
 
 extern "C" uint64_t reference_digest(const void *data, uint64_t size_bytes);
 

@@ -41,7 +41,6 @@ struct heft_load_peer {
 
 enum heft_load_flags {
     HEFT_LOAD_NO_VERIFY = 1,   /* block digests are neither made nor checked */
-    HEFT_LOAD_NO_PREFAULT = 2, /* do not touch the destination's pages ahead */
     HEFT_LOAD_EXPLAIN = 4      /* plan only: move nothing; the report tells what would be done */
 };
 

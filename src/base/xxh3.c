@@ -14,9 +14,9 @@
 #include <stddef.h>
 #include <stdint.h>
 
-uint64_t heft_xxh3_avx2(const void *data, size_t size, uint64_t seed);
+uint64_t HEFT_XXH3_NAME(const void *data, size_t size, uint64_t seed);
 
-uint64_t heft_xxh3_avx2(const void *data, size_t size, uint64_t seed)
+uint64_t HEFT_XXH3_NAME(const void *data, size_t size, uint64_t seed)
 {
     return XXH3_64bits_withSeed(data, size, seed);
 }

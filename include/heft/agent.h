@@ -45,6 +45,10 @@ struct heft_token {
 
 /* ---- agents ---- */
 
+enum heft_agent_flags {
+    HEFT_AGENT_PEER_EVENTS = 1 /* peers that come and go are told by heft_agent_next_event */
+};
+
 struct heft_agent_options {
     size_t size;                       /* sizeof(struct heft_agent_options) */
     const char *name;                  /* 1..255 bytes; default "heft-<pid>" */
@@ -63,10 +67,11 @@ struct heft_agent_options {
     uint64_t max_notification_bytes; /* notifications of all peers that nobody has taken yet, 64 bytes each on
                                         top; shared out evenly over max_peers, at most 1 MiB a peer; 0: 64
                                         MiB, or what max_peers needs (8,256 bytes each) */
+    uint32_t flags;                  /* enum heft_agent_flags */
 };
-#define HEFT_AGENT_OPTIONS_INIT                                                          \
-    {                                                                                    \
-        sizeof(struct heft_agent_options), 0, {{0}}, {{0}}, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0 \
+#define HEFT_AGENT_OPTIONS_INIT                                                             \
+    {                                                                                       \
+        sizeof(struct heft_agent_options), 0, {{0}}, {{0}}, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0 \
     }
 
 int heft_agent_open(const struct heft_agent_options *options, struct heft_agent **agent_out,
@@ -223,8 +228,8 @@ typedef void (*heft_xfer_done_fn)(struct heft_xfer *xfer, const struct heft_xfer
 
 enum heft_xfer_flags {
     HEFT_XFER_INLINE = 1, /* the posting thread may move the bytes itself before post returns */
-    HEFT_XFER_COUNT =
-        2 /* WRITE to a peer: counts one on the peer's counter `counter` when all bytes are there */
+    HEFT_XFER_COUNT = 2,  /* WRITE to a peer: counts one on its counter `counter` when all bytes are there */
+    HEFT_XFER_EVENT = 4   /* its ends are told by heft_agent_next_finished */
 };
 
 struct heft_xfer_options {
@@ -283,6 +288,14 @@ int heft_xfer_poll(struct heft_xfer *xfer);
 /* Blocks until it is terminal and its callback has returned, or timeout_ms passed (AGAIN). Returns as poll
  * does. */
 int heft_xfer_wait(struct heft_xfer *xfer, uint64_t timeout_ms);
+/*
+ * Blocks until one of several transfers of one agent has ended as heft_xfer_wait says: 0, and index_out is
+ * the lowest such index; its own status is heft_xfer_poll's. NULL entries and transfers that were never
+ * posted are passed over. AGAIN: none in time; timeout_ms 0 only looks, the only legal value in a callback.
+ * STATE: none of them was posted. INVALID: of several agents. One that has ended is found again until it is
+ * posted or left out.
+ */
+int heft_xfer_wait_any(struct heft_xfer *const *xfers, size_t count, uint64_t timeout_ms, size_t *index_out);
 /* Asks for the end. The transfer ends CANCELED, or as it would have, once nothing touches its memory any
  * more. */
 int heft_xfer_cancel(struct heft_xfer *xfer);
@@ -318,11 +331,44 @@ struct heft_notification {
  */
 int heft_agent_next_notification(struct heft_agent *agent, struct heft_notification *notification_out,
                                  uint64_t timeout_ms);
+
+/* ---- waiting at one place ---- */
+
 /*
- * A descriptor for poll, readable (POLLIN) while a notification waits to be taken. It stays the agent's:
- * never read, write or close it; closing the agent closes it.
+ * A descriptor for poll, readable (POLLIN) while something waits to be taken: a notification, a finished
+ * transfer with HEFT_XFER_EVENT, an event of a peer with HEFT_AGENT_PEER_EVENTS. It stays the agent's: never
+ * read, write or close it; closing the agent closes it.
  */
 int heft_agent_event_fd(struct heft_agent *agent, int *fd_out, struct heft_error *error);
+/*
+ * The transfer with HEFT_XFER_EVENT that ended first and was not taken yet: each end once. A transfer that is
+ * posted again, or released, before that is not given any more. With a callback, it may still run. timeout_ms
+ * and errors as heft_agent_next_notification.
+ */
+int heft_agent_next_finished(struct heft_agent *agent, struct heft_xfer **xfer_out, uint64_t timeout_ms);
+
+enum heft_event_kind {
+    HEFT_EVENT_PEER_JOINED = 1, /* connected to this agent */
+    HEFT_EVENT_PEER_BACK = 2,   /* the same, and one of that name had ended before (of the last 1,024) */
+    HEFT_EVENT_PEER_LEFT = 3,   /* its connection to this agent ended with a goodbye */
+    HEFT_EVENT_PEER_LOST = 4 /* its connection broke; or, epoch 0, a peer that this agent connected is lost */
+};
+
+struct heft_event {
+    size_t size; /* sizeof(struct heft_event), set before the call */
+    enum heft_event_kind kind;
+    int status; /* LOST: PEER_LOST, STALLED or another code, as `error` says; else 0 */
+    char peer[HEFT_NAME_MAX_BYTES + 1];
+    struct heft_generation generation;
+    uint64_t epoch;  /* the connection, if the peer made it */
+    uint64_t missed; /* events before this one that were lost: more than 1,024 waited */
+    struct heft_error error;
+};
+/*
+ * The oldest event of an agent with HEFT_AGENT_PEER_EVENTS (INVALID without). A peer that this agent closes
+ * makes none. timeout_ms and errors as heft_agent_next_notification.
+ */
+int heft_agent_next_event(struct heft_agent *agent, struct heft_event *event_out, uint64_t timeout_ms);
 
 /* ---- counters ---- */
 

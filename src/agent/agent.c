@@ -155,6 +155,8 @@ void heft_agent_unref(struct heft_agent *agent)
     (void)pthread_mutex_destroy(&agent->document_lock);
     (void)pthread_mutex_destroy(&agent->event_lock);
     (void)pthread_cond_destroy(&agent->note_cond);
+    (void)pthread_cond_destroy(&agent->event_cond);
+    (void)pthread_cond_destroy(&agent->any_cond);
     memset(&agent->token, 0, sizeof(agent->token));
     free(agent);
 }
@@ -222,6 +224,9 @@ static int take_options(struct heft_agent *agent, const struct heft_agent_option
     agent->token = options->token;
     if (memcmp(&agent->token, &no_token, sizeof(no_token)) == 0)
         heft_random_bytes(agent->token.bytes, sizeof(agent->token.bytes));
+    if (options->flags & ~(uint32_t)HEFT_AGENT_PEER_EVENTS)
+        return heft_error_set(error, HEFT_ERR_INVALID, "unknown agent flags 0x%x", options->flags);
+    agent->flags = options->flags;
     agent->heartbeat_ms = or_default(options->heartbeat_ms, 250);
     agent->peer_timeout_ms = or_default(options->peer_timeout_ms, 10000);
     agent->max_peers = or_default(options->max_peers, 4096);
@@ -281,6 +286,8 @@ static struct heft_agent *agent_new(void)
     (void)pthread_mutex_init(&agent->document_lock, NULL);
     (void)pthread_mutex_init(&agent->event_lock, NULL);
     heft_cond_init(&agent->note_cond);
+    heft_cond_init(&agent->event_cond);
+    heft_cond_init(&agent->any_cond);
     agent->event_fd = -1;
     heft_table_init(&agent->regions);
     heft_table_init(&agent->sessions);

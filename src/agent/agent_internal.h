@@ -39,6 +39,7 @@ struct heft_inbox;
 struct heft_innote;
 struct heft_outnote;
 struct heft_counter;
+struct heft_peer_event;
 struct heft_listener;
 struct heft_document;
 
@@ -72,7 +73,8 @@ struct heft_agent {
     struct heft_token token;
     uint32_t heartbeat_ms, peer_timeout_ms, max_peers, max_pending, handshake_timeout_ms;
     uint64_t max_host_bytes;
-    uint32_t refs; /* atomic: the handle and every transfer */
+    uint32_t flags; /* enum heft_agent_flags */
+    uint32_t refs;  /* atomic: the handle and every transfer */
 
     struct heft_worker_pool *pool;
     struct heft_worker_pool *control_pool; /* two workers */
@@ -130,6 +132,16 @@ struct heft_agent {
     struct heft_counter *counters;
     uint64_t event_callbacks; /* running, or submitted */
     uint64_t notification_reserved, max_notification_bytes, notification_window_bytes;
+    /* What can be waited for at one place (event.h): likewise. */
+    pthread_cond_t event_cond, any_cond;
+    struct heft_xfer *finished_first, *finished_last;
+    struct heft_peer_event *peer_event_first, *peer_event_last;
+    uint32_t peer_event_count;
+    uint64_t peer_events_missed;
+    uint64_t *ended_names; /* hashes; a ring */
+    uint64_t ended_count;
+    uint64_t any_news;
+    uint32_t any_waiters; /* atomic */
     int event_fd, event_fd_is_set, events_closed, credit_queued;
     struct heft_job credit_job;
 

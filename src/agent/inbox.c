@@ -1,57 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "agent/inbox.h"
 
-#include "base/clock.h"
 #include "base/error.h"
 
-#include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/eventfd.h>
-#include <unistd.h>
-
-/* ---- descriptors that can be polled ---- */
-
-int heft_event_fd_open(int *fd, struct heft_error *error)
-{
-    if (*fd < 0)
-        *fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
-    if (*fd < 0)
-        return heft_error_set_errno(error, errno, "creating an event descriptor");
-    return 0;
-}
-
-void heft_event_fd_set(int fd, int *is_set, int ready)
-{
-    uint64_t one = 1;
-    ssize_t done;
-
-    if (fd < 0 || *is_set == ready)
-        return;
-    *is_set = ready;
-    done = ready ? write(fd, &one, sizeof(one)) : read(fd, &one, sizeof(one));
-    (void)done; /* it can't fail: the count is 0 or 1 */
-}
-
-void heft_events_update(struct heft_agent *agent)
-{
-    heft_event_fd_set(agent->event_fd, &agent->event_fd_is_set, agent->note_first != NULL);
-}
-
-int heft_agent_event_fd(struct heft_agent *agent, int *fd_out, struct heft_error *error)
-{
-    int rc;
-
-    (void)pthread_mutex_lock(&agent->event_lock);
-    rc = heft_event_fd_open(&agent->event_fd, error);
-    if (!rc) {
-        heft_events_update(agent);
-        *fd_out = agent->event_fd;
-    }
-    (void)pthread_mutex_unlock(&agent->event_lock);
-    return rc;
-}
 
 /* ---- connections ---- */
 
@@ -342,8 +296,6 @@ void heft_inbox_shut(struct heft_agent *agent)
     }
     while (agent->inbox_first)
         heft_inbox_unlist(agent->inbox_first);
-    if (agent->event_fd >= 0)
-        (void)close(agent->event_fd);
-    agent->event_fd = -1;
+    heft_events_shut(agent);
     (void)pthread_mutex_unlock(&agent->event_lock);
 }

@@ -11,7 +11,7 @@
 #ifndef HEFT_AGENT_INBOX_H
 #define HEFT_AGENT_INBOX_H
 
-#include "agent/agent_internal.h"
+#include "agent/event.h"
 
 #define HEFT_INBOX_EARLY_MAX 1024u /* counters of one connection that count and that nobody has opened */
 #define HEFT_INBOX_GONE_MAX 64u    /* ended connections whose counters may still be opened */
@@ -65,13 +65,6 @@ void heft_inbox_unref(struct heft_inbox *inbox);
 void heft_inbox_unlist(struct heft_inbox *inbox);
 /* The agent closes: what waits is told, what is queued is freed. No connection is left. */
 void heft_inbox_shut(struct heft_agent *agent);
-/* Makes the agent's descriptor say what there is. event_lock held. */
-void heft_events_update(struct heft_agent *agent);
-/* A descriptor that polls readable while `ready`; *fd -1: nobody asked for it. */
-void heft_event_fd_set(int fd, int *is_set, int ready);
-/* Creates it when *fd is -1. */
-int heft_event_fd_open(int *fd, struct heft_error *error);
-
 /* counter.c; event_lock held. */
 void heft_counters_begin(struct heft_inbox *inbox);
 void heft_counters_end(struct heft_inbox *inbox);

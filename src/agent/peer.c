@@ -2,6 +2,7 @@
 /* Peers that this agent connected: their life, their death, their documents. */
 #include "agent/agent_internal.h"
 #include "agent/connect.h"
+#include "agent/event.h"
 #include "agent/outbox.h"
 
 #include "base/clock.h"
@@ -131,6 +132,7 @@ static void peer_lost(struct heft_peer *peer, int code, const char *why)
     if (!first)
         return;
     heft_outbox_fail(peer);
+    heft_events_peer_ended(peer->agent, peer->name, peer->generation.bytes, 0, code, &peer->error);
     HEFT_COUNT(peer->agent, peers_lost, 1);
     heft_log(HEFT_LOG_WARN, "agent %s: lost %s", peer->agent->name, peer->error.text);
     heft_peer_ref(peer);

@@ -338,6 +338,8 @@ static void on_auth(struct heft_session *session, const struct heft_frame *frame
     send_ready(session);
     give_credit(session, 1); /* before the regions: whoever knows those knows that it may notify */
     announce(session, 1);
+    heft_events_peer_joined(agent, session->handshake.hello.name.data, session->handshake.hello.generation,
+                            session->node.id);
     heft_conn_leave(&session->conn);
 }
 
@@ -716,6 +718,7 @@ static void session_closed(struct heft_conn *conn, int code, const char *text)
 {
     struct heft_session *session = session_of(conn);
     struct heft_agent *agent = session->agent;
+    struct heft_error ended = HEFT_ERROR_INIT;
 
     if (session->stage != STAGE_LIVE) {
         pending_remove(session);
@@ -727,6 +730,9 @@ static void session_closed(struct heft_conn *conn, int code, const char *text)
         let_go(session, &session->gone);
     while (session->get_count)
         heft_blob_unref(session->gets[--session->get_count].blob);
+    (void)heft_error_set(&ended, code ? code : HEFT_ERR_PEER_LOST, "%s", text);
+    heft_events_peer_ended(agent, session->handshake.hello.name.data, session->handshake.hello.generation,
+                           session->node.id, session->bye ? 0 : ended.code, &ended);
     heft_inbox_end(session->inbox, HEFT_ERR_PEER_LOST, text);
     heft_table_remove(&agent->sessions, &session->node);
     if (!session->bye && !agent->closing) {

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Preparing transfers: runs checked and turned into moves, the route chosen. */
 #include "agent/xfer.h"
+#include "agent/event.h"
 
 #include "base/error.h"
 
@@ -340,7 +341,7 @@ static int check_options(const struct heft_agent *agent, enum heft_op op, const 
         return heft_error_set(error, HEFT_ERR_INVALID, "unknown operation %d", (int)op);
     if (peer && peer->agent != agent)
         return heft_error_set(error, HEFT_ERR_INVALID, "the peer is another agent's");
-    if (options->flags & ~(uint32_t)(HEFT_XFER_INLINE | HEFT_XFER_COUNT))
+    if (options->flags & ~(uint32_t)(HEFT_XFER_INLINE | HEFT_XFER_COUNT | HEFT_XFER_EVENT))
         return heft_error_set(error, HEFT_ERR_INVALID, "unknown transfer flags 0x%x", options->flags);
     if (options->notification_bytes && !options->notification)
         return heft_error_set(error, HEFT_ERR_INVALID, "a notification of %zu bytes, but no bytes",
@@ -471,6 +472,8 @@ int heft_xfer_release(struct heft_xfer *xfer)
         return 0;
     (void)pthread_mutex_lock(&xfer->lock);
     active = xfer->state == HEFT_XFER_ACTIVE;
+    if (!active)
+        heft_events_forget(xfer);
     (void)pthread_mutex_unlock(&xfer->lock);
     if (active)
         return HEFT_ERR_BUSY;

@@ -54,6 +54,10 @@ struct heft_xfer {
     uint32_t callbacks; /* running */
     struct heft_xfer_result result;
 
+    /* Under agent->event_lock: */
+    struct heft_xfer *finished_prev, *finished_next;
+    int finished_listed;
+
     /* Under agent->active_lock: */
     struct heft_xfer *prev, *next;
     uint64_t start_ns, deadline_ns, stall_ns;
@@ -66,6 +70,8 @@ struct heft_xfer {
 void heft_xfer_unref(struct heft_xfer *xfer);
 /* What it had to tell was handed to the connection, or could not be: it ends. Takes over `telling`. */
 void heft_xfer_told(struct heft_xfer *xfer, int status, const struct heft_error *error);
+/* As poll, but AGAIN also while its callback runs elsewhere: what waits look for. */
+int heft_xfer_look(struct heft_xfer *xfer);
 /* Asks the transport to end it, once; `code` and the sentence become the result unless it ends well. op_id:
  * only if that post is still the active one; 0: whichever is. */
 void heft_xfer_end_early(struct heft_xfer *xfer, uint64_t op_id, int code, const char *text);

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Running transfers: post, completion, cancel, waiting. */
 #include "agent/xfer.h"
+#include "agent/event.h"
 
 #include "base/clock.h"
 #include "base/error.h"
@@ -194,6 +195,7 @@ static void run_callback(struct heft_xfer *xfer)
     xfer->state = HEFT_XFER_TERMINAL;
     xfer->callbacks++;
     result = xfer->result;
+    heft_events_finished(xfer);
     (void)pthread_cond_broadcast(&xfer->cond);
     (void)pthread_mutex_unlock(&xfer->lock);
     in_callback = xfer;
@@ -204,6 +206,7 @@ static void run_callback(struct heft_xfer *xfer)
     xfer->callbacks--;
     (void)pthread_cond_broadcast(&xfer->cond);
     (void)pthread_mutex_unlock(&xfer->lock);
+    heft_events_wake_any(xfer->agent);
     heft_xfer_unref(xfer);
 }
 
@@ -236,8 +239,10 @@ static void finish(struct heft_xfer *xfer, int inline_ok)
     not_busy(xfer);
     (void)pthread_mutex_lock(&xfer->lock);
     xfer->state = HEFT_XFER_TERMINAL;
+    heft_events_finished(xfer);
     (void)pthread_cond_broadcast(&xfer->cond);
     (void)pthread_mutex_unlock(&xfer->lock);
+    heft_events_wake_any(xfer->agent);
     heft_xfer_unref(xfer);
 }
 
@@ -413,6 +418,7 @@ int heft_xfer_post(struct heft_xfer *xfer, struct heft_error *error)
         (void)pthread_mutex_unlock(&xfer->lock);
         return rc;
     }
+    heft_events_forget(xfer);
     xfer->state = HEFT_XFER_ACTIVE;
     xfer->done = xfer->telling = xfer->cancel_code = 0;
     xfer->posting = 1;
@@ -502,6 +508,16 @@ int heft_xfer_poll(struct heft_xfer *xfer)
 
     (void)pthread_mutex_lock(&xfer->lock);
     status = status_of(xfer);
+    (void)pthread_mutex_unlock(&xfer->lock);
+    return status;
+}
+
+int heft_xfer_look(struct heft_xfer *xfer)
+{
+    int status;
+
+    (void)pthread_mutex_lock(&xfer->lock);
+    status = xfer->callbacks && in_callback != xfer ? HEFT_ERR_AGAIN : status_of(xfer);
     (void)pthread_mutex_unlock(&xfer->lock);
     return status;
 }

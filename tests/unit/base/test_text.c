@@ -26,8 +26,8 @@ static void what_a_terminal_would_obey_is_not_shown(void **state)
                                       "\n",
                                       "\r",
                                       "\x7f",
-                                      "\xc2\x9b"
-                                      "31m",
+                                      ("\xc2\x9b" /* two texts: "b3" would be hexadecimal */
+                                       "31m"),
                                       "\x9b",
                                       "\xe2\x80\xae",
                                       "\xe2\x81\xa6",

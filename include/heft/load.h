@@ -40,8 +40,8 @@ struct heft_load_peer {
 };
 
 enum heft_load_flags {
-    HEFT_LOAD_NO_VERIFY = 1,   /* block digests are neither made nor checked */
-    HEFT_LOAD_EXPLAIN = 4      /* plan only: move nothing; the report tells what would be done */
+    HEFT_LOAD_NO_VERIFY = 1, /* block digests are neither made nor checked */
+    HEFT_LOAD_EXPLAIN = 4    /* plan only: move nothing; the report tells what would be done */
 };
 
 struct heft_load_options {

@@ -238,8 +238,7 @@ static void send_frame(struct heft_conn *conn, uint16_t type, uint32_t flags, ui
     *out = (struct heft_conn_out){.size = HEFT_FRAME_HEADER_BYTES + payload_bytes, .fd_count = fd_count};
     for (index = 0; index < fd_count; index++)
         out->fds[index] = fds[index];
-    heft_frame_seal(type, flags, id, payload ? payload->data : NULL,
-                    (uint32_t)payload_bytes, out->bytes);
+    heft_frame_seal(type, flags, id, payload ? payload->data : NULL, (uint32_t)payload_bytes, out->bytes);
     if (payload_bytes)
         memcpy(out->bytes + HEFT_FRAME_HEADER_BYTES, payload->data, payload_bytes);
     if (conn->out_last)

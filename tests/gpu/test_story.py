@@ -121,7 +121,7 @@ def the_plan_says_how():
         code, out, err = fleet.run("plan", model, "--device", "cuda:0")
         assert code == 0 and "by cuda" in out and "staged through pinned memory" in out, (out, err)
         code, out, err = fleet.run("load", model, "--device", "cuda:0", "--require", "file")
-        assert code == 1 and "file" in err, err
+        assert code == 5 and "REQUIRED" in err, err
         return None
 
 

@@ -32,6 +32,7 @@ struct heft_region;
 struct heft_peer;
 struct heft_xfer;
 struct heft_counter;
+struct heft_list;
 
 /* One life of one agent: random, never reused. A restarted process has another one. All zero means "none". */
 struct heft_generation {
@@ -302,6 +303,41 @@ int heft_xfer_cancel(struct heft_xfer *xfer);
 /* BUSY while active; also until its callback has begun. NULL is allowed. */
 int heft_xfer_release(struct heft_xfer *xfer);
 void heft_xfer_get_result(const struct heft_xfer *xfer, struct heft_xfer_result *result_out);
+
+/* ---- prepared lists ---- */
+
+#define HEFT_LIST_ITEMS_MAX (UINT64_C(1) << 32)
+
+/* `count` items of `length_bytes`, item i at offset + i * stride. */
+struct heft_list_run {
+    uint64_t region; /* an id */
+    uint64_t offset_bytes, length_bytes, count, stride_bytes;
+};
+
+/*
+ * Prepares one side of transfers: an array of runs becomes a list of items, numbered from 0 in the order of
+ * the runs, for any number of transfers. peer NULL: regions of this agent. Ranges are checked here and never
+ * again; items may overlap. Memory: regular items cost next to nothing, others 8 to 20 bytes each. Any
+ * thread; many may use one list. Errors: RANGE (with the run), STALE, TOO_MANY (HEFT_LIST_ITEMS_MAX),
+ * INVALID.
+ */
+int heft_list_create(struct heft_agent *agent, struct heft_peer *peer, const struct heft_list_run *runs,
+                     size_t run_count, struct heft_list **list_out, struct heft_error *error);
+uint64_t heft_list_count(const struct heft_list *list);
+/* At any time: transfers keep what they need. A list keeps no region from being deregistered. NULL is
+ * allowed. */
+void heft_list_destroy(struct heft_list *list);
+/*
+ * Prepares a transfer of `count` pairs: item local_indexes[i] of the local list with item remote_indexes[i]
+ * of the remote one, of the same length. Indexes NULL: 0, 1, 2, ... The peer is the remote list's. Neighbours
+ * on both sides move as one piece. failed_run of the result is the number of a pair. Errors: RANGE (no such
+ * item), INVALID (lengths differ), and heft_xfer_create's.
+ */
+int heft_xfer_create_indexed(struct heft_agent *agent, enum heft_op op, const struct heft_list *local,
+                             const uint32_t *local_indexes, const struct heft_list *remote,
+                             const uint32_t *remote_indexes, size_t count,
+                             const struct heft_xfer_options *options, struct heft_xfer **xfer_out,
+                             struct heft_error *error);
 
 /* ---- notifications ---- */
 

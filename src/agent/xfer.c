@@ -7,9 +7,11 @@
 
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 
 #define DEADLINE_MS_DEFAULT (UINT64_C(10) * 60 * 1000)
 #define STALL_MS_DEFAULT UINT64_C(30000)
+#define HUGE_BYTES ((size_t)4 << 20)
 #define PAIRS_MAX 64 /* distinct combinations of spaces and remote regions whose scores are asked for */
 
 void heft_xfer_unref(struct heft_xfer *xfer)
@@ -123,15 +125,24 @@ static int grow(void **array, size_t *capacity, size_t want, size_t item_bytes)
         return 0;
     while (grown < want)
         grown *= 2;
+    if (grown * item_bytes >= HUGE_BYTES && grown > want && want > *capacity + 1)
+        grown = want; /* the caller knows how many there will be */
     fresh = realloc(*array, grown * item_bytes);
     if (!fresh)
         return HEFT_ERR_NO_MEMORY;
+    if (grown * item_bytes >=
+        HUGE_BYTES) { /* touched from end to end: huge pages cost a quarter of small ones */
+        uintptr_t begin = ((uintptr_t)fresh + 4095) & ~(uintptr_t)4095;
+
+        (void)madvise((void *)begin, ((uintptr_t)fresh + grown * item_bytes - begin) & ~(uintptr_t)4095,
+                      MADV_HUGEPAGE);
+    }
     *array = fresh;
     *capacity = grown;
     return 0;
 }
 
-static int grow_moves(struct heft_xfer *xfer, size_t want)
+int heft_xfer_reserve_moves(struct heft_xfer *xfer, size_t want)
 {
     size_t capacity = xfer->move_capacity;
     int rc;
@@ -265,7 +276,7 @@ static int take_runs(struct heft_xfer *xfer, const struct heft_run *runs, size_t
     xfer->spare_capacity = 0;
     (void)pthread_mutex_lock(&xfer->agent->region_lock);
     rc = make_draft(xfer, runs, run_count, draft, error);
-    if (!rc && grow_moves(xfer, draft->move_count))
+    if (!rc && heft_xfer_reserve_moves(xfer, draft->move_count))
         rc = heft_error_set(error, HEFT_ERR_NO_MEMORY, "out of memory for a transfer of %zu runs", run_count);
     if (rc)
         drop_draft(xfer, draft);
@@ -275,7 +286,8 @@ static int take_runs(struct heft_xfer *xfer, const struct heft_run *runs, size_t
     return rc;
 }
 
-static int choose_route(struct heft_xfer *xfer, const struct draft *draft, struct heft_error *error)
+int heft_xfer_choose_route(struct heft_xfer *xfer, const struct heft_route_pair *pairs, size_t pair_count,
+                           struct heft_error *error)
 {
     static const struct heft_route_pair guess = {HEFT_SPACE_HOST, HEFT_SPACE_HOST, NULL};
     int may_connect = xfer->peer->is_self || !heft_agent_on_worker(xfer->agent);
@@ -284,9 +296,9 @@ static int choose_route(struct heft_xfer *xfer, const struct draft *draft, struc
     int rc;
 
     xfer->slot = NULL;
-    if (draft->pair_count) {
-        rc = heft_route_choose(xfer->peer, xfer->kind, draft->pairs, draft->pair_count, xfer->require,
-                               may_connect, &slot, error);
+    if (pair_count) {
+        rc = heft_route_choose(xfer->peer, xfer->kind, pairs, pair_count, xfer->require, may_connect, &slot,
+                               error);
         if (!rc)
             xfer->slot = slot;
         return rc;
@@ -315,7 +327,7 @@ static int set_runs(struct heft_xfer *xfer, const struct heft_run *runs, size_t 
         return heft_error_set(error, HEFT_ERR_INVALID, "%zu runs, but no array of them", run_count);
     rc = take_runs(xfer, runs, run_count, &draft, error);
     if (!rc)
-        rc = choose_route(xfer, &draft, error);
+        rc = heft_xfer_choose_route(xfer, draft.pairs, draft.pair_count, error);
     return rc;
 }
 
@@ -414,9 +426,9 @@ int heft_xfer_set_notification(struct heft_xfer *xfer, const void *data, size_t 
     return take_notification(xfer, data, size_bytes, error);
 }
 
-int heft_xfer_create(struct heft_agent *agent, enum heft_op op, struct heft_peer *peer,
-                     const struct heft_run *runs, size_t run_count, const struct heft_xfer_options *given,
-                     struct heft_xfer **xfer_out, struct heft_error *error)
+int heft_xfer_new(struct heft_agent *agent, enum heft_op op, struct heft_peer *peer,
+                  const struct heft_xfer_options *given, struct heft_xfer **xfer_out,
+                  struct heft_error *error)
 {
     struct heft_xfer_options options = HEFT_XFER_OPTIONS_INIT;
     struct heft_xfer *xfer;
@@ -446,22 +458,35 @@ int heft_xfer_create(struct heft_agent *agent, enum heft_op op, struct heft_peer
     heft_peer_ref(xfer->peer);
     if (options.require) {
         xfer->require = strdup(options.require);
-        if (!xfer->require) {
+        if (!xfer->require)
             rc = heft_error_set(error, HEFT_ERR_NO_MEMORY, "out of memory for a transfer");
-            goto fail;
-        }
     }
-    rc = set_tells(xfer, error);
     if (!rc)
-        rc = set_runs(xfer, runs, run_count, error);
-    if (rc)
-        goto fail;
+        rc = set_tells(xfer, error);
+    if (rc) {
+        heft_xfer_unref(xfer);
+        return rc;
+    }
     *xfer_out = xfer;
     return 0;
+}
 
-fail:
-    heft_xfer_unref(xfer);
-    return rc;
+int heft_xfer_create(struct heft_agent *agent, enum heft_op op, struct heft_peer *peer,
+                     const struct heft_run *runs, size_t run_count, const struct heft_xfer_options *options,
+                     struct heft_xfer **xfer_out, struct heft_error *error)
+{
+    struct heft_xfer *xfer = NULL;
+    int rc = heft_xfer_new(agent, op, peer, options, &xfer, error);
+
+    if (rc)
+        return rc;
+    rc = set_runs(xfer, runs, run_count, error);
+    if (rc) {
+        heft_xfer_unref(xfer);
+        return rc;
+    }
+    *xfer_out = xfer;
+    return 0;
 }
 
 int heft_xfer_release(struct heft_xfer *xfer)

@@ -67,6 +67,15 @@ struct heft_xfer {
     struct heft_job callback_job;
 };
 
+/* A transfer without runs, which only its caller knows. */
+int heft_xfer_new(struct heft_agent *agent, enum heft_op op, struct heft_peer *peer,
+                  const struct heft_xfer_options *given, struct heft_xfer **xfer_out,
+                  struct heft_error *error);
+/* Room for that many moves: 0 or NO_MEMORY. */
+int heft_xfer_reserve_moves(struct heft_xfer *xfer, size_t want);
+/* For moves between those spaces and regions; none: connects, at least. */
+int heft_xfer_choose_route(struct heft_xfer *xfer, const struct heft_route_pair *pairs, size_t pair_count,
+                           struct heft_error *error);
 void heft_xfer_unref(struct heft_xfer *xfer);
 /* What it had to tell was handed to the connection, or could not be: it ends. Takes over `telling`. */
 void heft_xfer_told(struct heft_xfer *xfer, int status, const struct heft_error *error);

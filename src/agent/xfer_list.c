@@ -1,0 +1,303 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Transfers over prepared lists: items picked by their numbers become moves. Neighbours on both sides become
+ * one piece, equal pieces at equal distances one move. The ranges were checked when the lists were made; here
+ * remain numbers, lengths, and what the regions allow now.
+ */
+#include "agent/list.h"
+#include "agent/xfer.h"
+
+#include "base/error.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#define PAIRS_MAX 64
+#define PREFETCH_AHEAD 16
+
+struct side {
+    const struct heft_list *list;
+    const uint32_t *indexes; /* NULL: 0, 1, 2, ... */
+    size_t near;
+};
+
+struct picking {
+    struct heft_xfer *xfer;
+    struct side local, remote;
+    uint32_t local_slot, remote_slot; /* of the last move */
+    uint64_t total_bytes;
+    int is_read;
+    uint8_t *local_used;  /* a slot each */
+    uint8_t *remote_used; /* a slot each: bits of the spaces that it is paired with */
+    struct heft_error *error;
+};
+
+static uint64_t index_at(const struct side *side, size_t at)
+{
+    return side->indexes ? side->indexes[at] : at;
+}
+
+static int bad_index(struct picking *picking, size_t at)
+{
+    const struct side *side = &picking->local;
+    const char *which = "local";
+
+    if (index_at(side, at) < side->list->count) {
+        side = &picking->remote;
+        which = "remote";
+    }
+    return heft_error_set(picking->error, HEFT_ERR_RANGE,
+                          "pair %zu: the %s list has %llu items, no item %llu", at, which,
+                          (unsigned long long)side->list->count, (unsigned long long)index_at(side, at));
+}
+
+/* ---- moves ---- */
+
+static int new_move(struct picking *picking, size_t at, const struct heft_item *local,
+                    const struct heft_item *remote)
+{
+    struct heft_xfer *xfer = picking->xfer;
+
+    if (heft_xfer_reserve_moves(xfer, xfer->move_count + 1))
+        return heft_error_set(picking->error, HEFT_ERR_NO_MEMORY, "out of memory for a transfer");
+    if (local->slot != picking->local_slot || remote->slot != picking->remote_slot || !xfer->move_count) {
+        picking->local_slot = local->slot;
+        picking->remote_slot = remote->slot;
+        picking->local_used[local->slot] = 1;
+        picking->remote_used[remote->slot] |=
+            (uint8_t)(1u << picking->local.list->regions[local->slot]->t.space);
+    }
+    xfer->run_of_move[xfer->move_count] = at;
+    xfer->moves[xfer->move_count++] =
+        (struct heft_move){.local = &picking->local.list->regions[local->slot]->t,
+                           .remote = &picking->remote.list->regions[remote->slot]->t,
+                           .local_offset_bytes = local->offset_bytes,
+                           .remote_offset_bytes = remote->offset_bytes,
+                           .length_bytes = local->length_bytes,
+                           .count = 1};
+    return 0;
+}
+
+/* The item goes on where the move's last piece ends, on both sides. */
+static int is_next(const struct heft_move *last, const struct heft_item *local,
+                   const struct heft_item *remote)
+{
+    uint64_t before = last->count - 1;
+
+    return local->offset_bytes ==
+               last->local_offset_bytes + before * last->local_stride_bytes + last->length_bytes &&
+           remote->offset_bytes ==
+               last->remote_offset_bytes + before * last->remote_stride_bytes + last->length_bytes;
+}
+
+/* 1: the item is part of the last move now. */
+static int join(struct picking *picking, struct heft_move *last, const struct heft_item *local,
+                const struct heft_item *remote)
+{
+    uint64_t local_stride, remote_stride;
+
+    if (local->length_bytes != last->length_bytes)
+        return 0;
+    if (last->count > 1) {
+        if (local->offset_bytes != last->local_offset_bytes + last->count * last->local_stride_bytes ||
+            remote->offset_bytes != last->remote_offset_bytes + last->count * last->remote_stride_bytes)
+            return 0;
+        last->count++;
+        return 1;
+    }
+    if (local->offset_bytes < last->local_offset_bytes || remote->offset_bytes < last->remote_offset_bytes)
+        return 0;
+    local_stride = local->offset_bytes - last->local_offset_bytes;
+    remote_stride = remote->offset_bytes - last->remote_offset_bytes;
+    /* Pieces of one move never overlap where they are written. */
+    if ((picking->is_read ? local_stride : remote_stride) < last->length_bytes)
+        return 0;
+    last->local_stride_bytes = local_stride;
+    last->remote_stride_bytes = remote_stride;
+    last->count = 2;
+    return 1;
+}
+
+/* The second of two pieces has a neighbour: it leaves the first alone and grows instead. */
+static int part_and_grow(struct picking *picking, struct heft_move *last, size_t at,
+                         const struct heft_item *local, const struct heft_item *remote)
+{
+    struct heft_item first = {last->local_offset_bytes + last->local_stride_bytes, last->length_bytes,
+                              local->slot};
+    struct heft_item second = {last->remote_offset_bytes + last->remote_stride_bytes, last->length_bytes,
+                               remote->slot};
+    int rc;
+
+    last->count = 1;
+    last->local_stride_bytes = last->remote_stride_bytes = 0;
+    rc = new_move(picking, at - 1, &first, &second);
+    if (!rc)
+        picking->xfer->moves[picking->xfer->move_count - 1].length_bytes += local->length_bytes;
+    return rc;
+}
+
+static int add_pair(struct picking *picking, size_t at, const struct heft_item *local,
+                    const struct heft_item *remote)
+{
+    struct heft_xfer *xfer = picking->xfer;
+    struct heft_move *last = xfer->move_count ? &xfer->moves[xfer->move_count - 1] : NULL;
+
+    if (last && local->slot == picking->local_slot && remote->slot == picking->remote_slot) {
+        if (last->count <= 2 && is_next(last, local, remote)) {
+            if (last->count == 2)
+                return part_and_grow(picking, last, at, local, remote);
+            last->length_bytes += local->length_bytes;
+            return 0;
+        }
+        if (join(picking, last, local, remote))
+            return 0;
+    }
+    return new_move(picking, at, local, remote);
+}
+
+static int pick(struct picking *picking, size_t count)
+{
+    size_t at;
+    int rc;
+
+    for (at = 0; at < count; at++) {
+        struct heft_item local, remote;
+
+        if (at + PREFETCH_AHEAD < count) {
+            heft_list_prefetch(picking->local.list, index_at(&picking->local, at + PREFETCH_AHEAD));
+            heft_list_prefetch(picking->remote.list, index_at(&picking->remote, at + PREFETCH_AHEAD));
+        }
+        if (index_at(&picking->local, at) >= picking->local.list->count ||
+            index_at(&picking->remote, at) >= picking->remote.list->count)
+            return bad_index(picking, at);
+        local = heft_list_item(picking->local.list, index_at(&picking->local, at), &picking->local.near);
+        remote = heft_list_item(picking->remote.list, index_at(&picking->remote, at), &picking->remote.near);
+        if (local.length_bytes != remote.length_bytes)
+            return heft_error_set(
+                picking->error, HEFT_ERR_INVALID, "pair %zu: %llu bytes here, %llu bytes there", at,
+                (unsigned long long)local.length_bytes, (unsigned long long)remote.length_bytes);
+        if (!local.length_bytes)
+            continue;
+        if (__builtin_add_overflow(picking->total_bytes, local.length_bytes, &picking->total_bytes))
+            return heft_error_set(picking->error, HEFT_ERR_RANGE, "more bytes than can be counted");
+        rc = add_pair(picking, at, &local, &remote);
+        if (rc)
+            return rc;
+    }
+    return 0;
+}
+
+/* ---- regions and routes ---- */
+
+static int check_region(const struct picking *picking, const struct heft_region *region, int is_remote)
+{
+    uint32_t need = picking->is_read ? HEFT_REGION_REMOTE_READ : HEFT_REGION_REMOTE_WRITE;
+    char who[HEFT_PEER_TEXT_BYTES];
+
+    if (region->state != HEFT_REGION_LIVE)
+        return heft_error_set(picking->error, HEFT_ERR_STALE, "%s region %llu of the list was withdrawn",
+                              region->peer ? "the peer's" : "the local", (unsigned long long)region->t.id);
+    if (is_remote && region->peer && !(region->t.flags & need))
+        return heft_error_set(picking->error, HEFT_ERR_DENIED, "region %llu of %s may not be %s",
+                              (unsigned long long)region->t.id,
+                              heft_peer_text(region->peer, who, sizeof(who)),
+                              picking->is_read ? "read" : "written");
+    return 0;
+}
+
+/* The used regions become the transfer's. */
+static int take_regions(struct picking *picking, const struct heft_list *list, const uint8_t *used,
+                        int is_remote)
+{
+    struct heft_xfer *xfer = picking->xfer;
+    uint32_t slot;
+    int rc = 0;
+
+    (void)pthread_mutex_lock(&xfer->agent->region_lock);
+    for (slot = 0; !rc && slot < list->region_count; slot++) {
+        if (!used[slot])
+            continue;
+        rc = check_region(picking, list->regions[slot], is_remote);
+        if (rc)
+            break;
+        heft_region_ref(list->regions[slot]);
+        xfer->regions[xfer->region_count++] = list->regions[slot];
+    }
+    (void)pthread_mutex_unlock(&xfer->agent->region_lock);
+    return rc;
+}
+
+static size_t list_pairs(const struct picking *picking, struct heft_route_pair pairs[PAIRS_MAX])
+{
+    const struct heft_list *list = picking->remote.list;
+    size_t count = 0;
+    uint32_t slot;
+    int space;
+
+    for (slot = 0; slot < list->region_count; slot++)
+        for (space = 0; picking->remote_used[slot] && space < HEFT_SPACE_COUNT; space++)
+            if ((picking->remote_used[slot] & (1u << space)) && count < PAIRS_MAX)
+                pairs[count++] = (struct heft_route_pair){.local = (enum heft_space)space,
+                                                          .remote = list->regions[slot]->t.space,
+                                                          .region = &list->regions[slot]->t};
+    return count;
+}
+
+static int set_pairs(struct picking *picking, size_t count)
+{
+    struct heft_xfer *xfer = picking->xfer;
+    uint32_t local_count = picking->local.list->region_count;
+    uint32_t remote_count = picking->remote.list->region_count;
+    struct heft_route_pair pairs[PAIRS_MAX];
+    int rc;
+
+    xfer->regions = calloc((size_t)local_count + remote_count + 1, sizeof(*xfer->regions));
+    picking->local_used = calloc((size_t)local_count + 1, 1);
+    picking->remote_used = calloc((size_t)remote_count + 1, 1);
+    if (!xfer->regions || !picking->local_used || !picking->remote_used)
+        return heft_error_set(picking->error, HEFT_ERR_NO_MEMORY, "out of memory for a transfer");
+    xfer->region_capacity = (size_t)local_count + remote_count + 1;
+    /* Room for the worst at once: growing would copy, and what is not touched costs nothing. It may fail
+     * where it would not be needed. */
+    (void)heft_xfer_reserve_moves(xfer, count);
+    rc = pick(picking, count);
+    if (!rc)
+        rc = take_regions(picking, picking->local.list, picking->local_used, 0);
+    if (!rc)
+        rc = take_regions(picking, picking->remote.list, picking->remote_used, 1);
+    if (rc)
+        return rc;
+    xfer->total_bytes = picking->total_bytes;
+    return heft_xfer_choose_route(xfer, pairs, list_pairs(picking, pairs), picking->error);
+}
+
+int heft_xfer_create_indexed(struct heft_agent *agent, enum heft_op op, const struct heft_list *local,
+                             const uint32_t *local_indexes, const struct heft_list *remote,
+                             const uint32_t *remote_indexes, size_t count,
+                             const struct heft_xfer_options *options, struct heft_xfer **xfer_out,
+                             struct heft_error *error)
+{
+    struct picking picking = {.local = {local, local_indexes, 0},
+                              .remote = {remote, remote_indexes, 0},
+                              .is_read = op == HEFT_OP_READ,
+                              .error = error};
+    struct heft_xfer *xfer = NULL;
+    int rc;
+
+    if (!local || !remote || local->agent != agent || remote->agent != agent || local->peer != agent->self)
+        return heft_error_set(error, HEFT_ERR_INVALID,
+                              "the lists are not this agent's, or the local one is of a peer's regions");
+    rc = heft_xfer_new(agent, op, remote->peer == agent->self ? NULL : remote->peer, options, &xfer, error);
+    if (rc)
+        return rc;
+    picking.xfer = xfer;
+    rc = set_pairs(&picking, count);
+    free(picking.local_used);
+    free(picking.remote_used);
+    if (rc) {
+        heft_xfer_unref(xfer);
+        return rc;
+    }
+    *xfer_out = xfer;
+    return 0;
+}

@@ -110,7 +110,8 @@ static int listen_on(struct heft_agent *agent, const struct heft_socket_address 
         (void)setsockopt(fd, IPPROTO_IPV6, IPV6_V6ONLY, &one, sizeof(one));
     if (bind(fd, (const struct sockaddr *)&address->address, address->length) || listen(fd, BACKLOG)) {
         rc = errno == EADDRINUSE
-                 ? heft_error_set(error, HEFT_ERR_EXISTS, "%s is taken by another process", text)
+                 ? heft_error_set(error, HEFT_ERR_SYSTEM,
+                                  "%s is taken by another process: choose another port, or 0 for any", text)
                  : heft_error_set_errno(error, errno, "listening on %s", text);
         goto fail_socket;
     }

@@ -324,21 +324,27 @@ void heft_config_free(struct heft_config *config)
 
 /* ---- sources of values ---- */
 
-int heft_config_environment(struct heft_config *config, char *const *environment, struct heft_error *error)
+int heft_config_environment(struct heft_config *config, const char *prefix, char *const *environment,
+                            struct heft_error *error)
 {
+    size_t prefix_bytes = strlen(prefix);
+
     for (; *environment; environment++) {
         char name[MAX_WORD];
         const char *equals = strchr(*environment, '=');
         size_t size, index;
         int rc;
 
-        if (!equals || strncmp(*environment, "HEFT_", 5) != 0)
+        if (!equals || strncmp(*environment, prefix, prefix_bytes) != 0)
             continue;
-        size = (size_t)(equals - *environment) - 5;
-        if (size == 0 || size >= sizeof(name))
+        size = (size_t)(equals - *environment);
+        if (size <= prefix_bytes)
+            continue;
+        size -= prefix_bytes;
+        if (size >= sizeof(name))
             continue;
         for (index = 0; index < size; index++) {
-            char c = (*environment)[5 + index];
+            char c = (*environment)[prefix_bytes + index];
 
             name[index] = c == '_' ? '-' : (char)tolower((unsigned char)c);
         }

@@ -54,9 +54,10 @@ void heft_config_free(struct heft_config *config);
  */
 int heft_config_set(struct heft_config *config, const char *name, const char *text,
                     enum heft_config_origin origin, struct heft_error *error);
-/* Every HEFT_* variable of `environment` (like environ) that names an entry; others are left alone unless
- * strict. */
-int heft_config_environment(struct heft_config *config, char *const *environment, struct heft_error *error);
+/* Every variable of `environment` (like environ) that is an entry's name behind the prefix: "HEFT_" makes
+ * HEFT_MAX_HOST_MEMORY set max-host-memory. Other variables are left alone. */
+int heft_config_environment(struct heft_config *config, const char *prefix, char *const *environment,
+                            struct heft_error *error);
 /* "name = value" lines, '#' comments; file_name is for messages. */
 int heft_config_file(struct heft_config *config, const char *text, size_t size, const char *file_name,
                      struct heft_error *error);

@@ -99,7 +99,7 @@ static int read_configuration(struct cli *cli, struct heft_error *error)
 {
     const char *path;
     struct heft_buf buf;
-    int rc = heft_config_environment(&cli->config, environ, error);
+    int rc = heft_config_environment(&cli->config, "HEFT_", environ, error);
 
     path = heft_config_text(&cli->config, "config");
     if (rc || !path)

@@ -73,7 +73,7 @@ int heft_daemon_options_read(int argc, char **argv, char *const *environment, st
         result = heft_error_set(error, HEFT_ERR_INVALID,
                                 "heftd takes options only, not '%.100s' (heftd --help lists them)", argv[1]);
     if (!result)
-        result = heft_config_environment(config, environment, error);
+        result = heft_config_environment(config, "HEFTD_", environment, error);
     if (!result && heft_config_text(config, "config"))
         result = read_file(config, heft_config_text(config, "config"), error);
     return result;
@@ -86,6 +86,6 @@ void heft_daemon_options_help(const struct heft_config *config, struct heft_buf 
              "The directory of replicas: who holds which model, under leases (docs/lease-protocol.md).\n\n");
     heft_config_help(config, GROUP, buf);
     heft_buf_printf(buf,
-                    "\nEach option may also be set by a variable (HEFT_LISTEN for --listen) or in a file "
+                    "\nEach option may also be set by a variable (HEFTD_LISTEN for --listen) or in a file "
                     "(--config).\nExit codes: 0 stopped by a signal, 1 failed, 2 usage or configuration.\n");
 }

@@ -186,11 +186,11 @@ static void a_flag_outweighs_the_environment_and_that_the_file(void **state)
     heftd_log(process, text, sizeof(text));
     assert_non_null(strstr(text, "heftd 0.1.0 serves"));
     assert_int_equal(heftd_signal(process, SIGTERM), 0);
-    assert_int_equal(setenv("HEFT_LOG_LEVEL", "warn", 1), 0);
+    assert_int_equal(setenv("HEFTD_LOG_LEVEL", "warn", 1), 0);
     heftd_start(process, (const char *const[]){"--config", path, NULL});
     heftd_log(process, text, sizeof(text));
     assert_string_equal(text, "");
-    assert_int_equal(unsetenv("HEFT_LOG_LEVEL"), 0);
+    assert_int_equal(unsetenv("HEFTD_LOG_LEVEL"), 0);
     assert_int_equal(heftd_signal(process, SIGTERM), 0);
     write_bytes(path, "lease-mux = 5s\n                              ", 45);
     ENDS(process, 2, "lease-max?", "--config", path);

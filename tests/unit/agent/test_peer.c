@@ -234,7 +234,7 @@ static void options_and_addresses_that_make_no_sense_are_refused(void **state)
     options.listen = "127.0.0.1";
     assert_int_equal(heft_agent_open(&options, &agent, &error), HEFT_ERR_INVALID);
     options.listen = "unix,unix";
-    assert_int_equal(heft_agent_open(&options, &agent, &error), HEFT_ERR_EXISTS);
+    assert_int_equal(heft_agent_open(&options, &agent, &error), HEFT_ERR_SYSTEM);
     options.listen = "unix:@chosen";
     assert_int_equal(heft_agent_open(&options, &agent, &error), HEFT_ERR_INVALID);
     options.listen = NULL;
@@ -261,7 +261,7 @@ static void a_taken_port_is_named(void **state)
     (void)peer_options(pair->server, addresses);
     only_address(addresses, 1);
     options.listen = addresses;
-    assert_int_equal(heft_agent_open(&options, &agent, &error), HEFT_ERR_EXISTS);
+    assert_int_equal(heft_agent_open(&options, &agent, &error), HEFT_ERR_SYSTEM);
     assert_non_null(strstr(error.text, addresses));
 }
 

@@ -39,7 +39,7 @@ static void flag_beats_environment_beats_file_beats_default(void **state)
     assert_int_equal(heft_config_init(&config, table, COUNT, NULL), 0);
     assert_int_equal(heft_config_number(&config, "max-host-memory"), 256 << 20);
     assert_int_equal(heft_config_arguments(&config, 1, 7, argv, &positionals, NULL), 0);
-    assert_int_equal(heft_config_environment(&config, environment, NULL), 0);
+    assert_int_equal(heft_config_environment(&config, "HEFT_", environment, NULL), 0);
     assert_int_equal(heft_config_file(&config, file, strlen(file), "f", NULL), 0);
     assert_int_equal(heft_config_number(&config, "max-host-memory"), 32 << 20);
     assert_int_equal(heft_config_number(&config, "deadline"), 5000);

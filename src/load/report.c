@@ -55,7 +55,8 @@ static json_t *source_object(const struct heft_source *source, uint64_t total_by
                               json_string(source->kind == HEFT_SOURCE_FILES ? "file" : "peer"));
     if (source->addresses[0])
         (void)json_object_set_new(object, "addresses", text(source->addresses));
-    (void)json_object_set_new(object, "state", json_string(states[source->state]));
+    (void)json_object_set_new(object, "state",
+                              json_string(source->excluded ? "unused" : states[source->state]));
     (void)json_object_set_new(object, "why", text(source->why));
     if (source->reason.code)
         (void)json_object_set_new(object, "reason", error_object(&source->reason));

@@ -284,7 +284,7 @@ static void pairs_move_what_a_plain_loop_would(void **state)
 static size_t moves_of(struct sides *sides, enum heft_op op, const uint64_t *local, const uint64_t *remote,
                        size_t count)
 {
-    struct heft_list_run here[16], there[16];
+    struct heft_list_run here[16] = {{0}}, there[16] = {{0}};
     struct heft_list *lists[2];
     struct heft_xfer *xfer = NULL;
     size_t index, moves;

@@ -125,7 +125,9 @@ enum heft_region_flags {
  * `length_bytes`; register whole allocations, tensors are offsets in them. Peers of this host map it. Work of
  * streams that writes or reads it is the caller's to wait for before a transfer is posted.
  * FILE: `fd` (dup'ed; `path` then only names it in messages) or `path`; length_bytes 0 means the file's size
- * now. The caller keeps the memory valid until deregistration succeeded.
+ * now. OBJECT: `path` is a URL (http, https, s3); with length_bytes and `version` nothing is asked; without,
+ * the store is asked for them here, which may take seconds. The caller keeps the memory valid until
+ * deregistration succeeded.
  */
 struct heft_region_options {
     size_t size;
@@ -136,10 +138,11 @@ struct heft_region_options {
     uint64_t length_bytes;
     int fd; /* -1: none */
     const char *path;
+    const char *version; /* OBJECT: the ETag it must have, as the store writes it; NULL: the one it has now */
 };
-#define HEFT_REGION_OPTIONS_INIT                                               \
-    {                                                                          \
-        sizeof(struct heft_region_options), HEFT_SPACE_HOST, 0, 0, 0, 0, -1, 0 \
+#define HEFT_REGION_OPTIONS_INIT                                                  \
+    {                                                                             \
+        sizeof(struct heft_region_options), HEFT_SPACE_HOST, 0, 0, 0, 0, -1, 0, 0 \
     }
 
 int heft_region_register(struct heft_agent *agent, const struct heft_region_options *options,

@@ -48,10 +48,10 @@ struct heft_load_options {
     size_t size;
     const char *model; /* as heft_manifest_open; may name a model that only replicas hold */
     struct heft_model_options model_options;
-    const char *source;                     /* "auto" (default), or kinds joined by '+': "peer", "file" */
-    const char *require;                    /* a transport that every byte must take */
-    uint32_t rank, ranks;                   /* ranks 0 or 1: the whole model */
-    enum heft_load_split split;             /* 0: row */
+    const char *source;         /* "auto" (default), or kinds joined by '+': "peer", "file", "object" */
+    const char *require;        /* a transport that every byte must take */
+    uint32_t rank, ranks;       /* ranks 0 or 1: the whole model */
+    enum heft_load_split split; /* 0: row */
     const struct heft_load_target *targets; /* NULL: heft allocates */
     uint64_t target_count;
     struct heft_agent *agent;         /* NULL: the load makes one of its own */
@@ -67,8 +67,9 @@ struct heft_load_options {
     const char *self;        /* a replica name never chosen as source (its own, after a restart) */
     uint64_t max_host_bytes; /* staging memory; 0: 256 MiB; at least 16 MiB */
     uint64_t deadline_ms;    /* 0: 10 minutes */
-    uint64_t stall_ms;       /* a source without progress for this long loses its chunks; 0: 10 s */
-    uint64_t chunk_bytes;    /* 0: 1 MiB; on a GPU 16 MiB */
+    uint64_t stall_ms;       /* a source without progress for this long loses its chunks (objects: six times
+                                so long); 0: 10 s */
+    uint64_t chunk_bytes;    /* 0: 1 MiB; on a GPU 16 MiB; 8 MiB when objects are a source */
     uint32_t flags;          /* enum heft_load_flags */
     /*
      * Where the weights go: NULL or "host", "cuda:N" or "cuda:GPU-<uuid>". On a GPU addresses of the loaded

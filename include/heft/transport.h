@@ -35,14 +35,16 @@ struct heft_worker_pool;
 struct heft_transport_region {
     uint64_t id;
     enum heft_space space;
-    uint32_t flags; /* enum heft_region_flags */
-    uint64_t length_bytes;
+    uint32_t flags;        /* enum heft_region_flags */
+    uint64_t length_bytes; /* OBJECT: 0 until the transport that takes it found out */
     void *address;     /* HOST of this process: first byte. A peer's HOST region: its address in the peer's
                           process,     to be used only through cross-memory attach */
     int fd;            /* FILE: an open descriptor. HOST: descriptor of the shareable memory, or -1. CUDA: the
                           carrier of its handles, which region_add of the cuda transport sets, or -1 */
-    const char *label; /* for messages: a file's name, or "" */
+    const char *label; /* for messages: a file's name, a URL without credentials, or "" */
     void *slot[HEFT_TRANSPORT_MAX]; /* each transport's own data, at its index */
+    const char *url;                /* OBJECT: where it is, with whatever credentials the URL holds */
+    const char *version;            /* OBJECT: what it must be; NULL: what it is now */
 };
 
 /* `count` pieces; already checked against both regions: no wrap, no overrun. */
@@ -153,6 +155,7 @@ extern const struct heft_transport_ops heft_transport_tcp;
 extern const struct heft_transport_ops heft_transport_file;
 extern const struct heft_transport_ops
     heft_transport_cuda; /* GPU memory; open says "no GPU: ..." without one */
+extern const struct heft_transport_ops heft_transport_object;
 
 #pragma GCC visibility pop
 #ifdef __cplusplus

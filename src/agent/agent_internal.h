@@ -201,8 +201,9 @@ struct heft_region {
     uint32_t pins;
     enum heft_region_state state;
     uint64_t mark;
-    uint32_t holders; /* sessions that were told to let go and have not answered */
-    int owned_fd;     /* t.fd is closed with it */
+    uint32_t holders;    /* sessions that were told to let go and have not answered */
+    int owned_fd;        /* t.fd is closed with it */
+    char *url, *version; /* of an object; owned */
     char label[128];
 };
 

@@ -27,6 +27,8 @@ void heft_region_unref(struct heft_region *region)
         return;
     if (region->owned_fd >= 0)
         (void)close(region->owned_fd);
+    free(region->url);
+    free(region->version);
     free(region);
 }
 
@@ -173,6 +175,37 @@ static int take_memory(const struct heft_region_options *options, struct heft_re
     return 0;
 }
 
+/* "https://user:secret@host/path?token=..." without what is in it to be kept secret; cut when it is long. */
+static void label_url(const char *url, char *label, size_t size)
+{
+    const char *slashes = strstr(url, "://"), *host = slashes ? slashes + 3 : url;
+    int web = strncmp(url, "s3:", 3) != 0;
+    size_t authority = strcspn(host, web ? "/?#" : "/"), at;
+
+    for (at = authority; web && at > 0; at--)
+        if (host[at - 1] == '@') {
+            host += at;
+            break;
+        }
+    (void)snprintf(label, size, "%.*s%.*s", slashes ? (int)(slashes + 3 - url) : 0, url,
+                   (int)strcspn(host, web ? "?#" : ""), host);
+}
+
+static int take_object(const struct heft_region_options *options, struct heft_region *region,
+                       struct heft_error *error)
+{
+    region->t.fd = -1;
+    region->t.length_bytes = options->length_bytes;
+    region->url = strdup(options->path);
+    region->version = options->version ? strdup(options->version) : NULL;
+    if (!region->url || (options->version && !region->version))
+        return heft_error_set(error, HEFT_ERR_NO_MEMORY, "out of memory for a region");
+    label_url(region->url, region->label, sizeof(region->label));
+    region->t.url = region->url;
+    region->t.version = region->version;
+    return 0;
+}
+
 static void remove_from_transports(struct heft_region *region)
 {
     struct heft_agent *agent = region->agent;
@@ -183,19 +216,26 @@ static void remove_from_transports(struct heft_region *region)
             agent->transports[index].ops.region_remove(agent->transports[index].transport, &region->t);
 }
 
-/* A transport that can't use the region does no harm, but for GPU memory, which cuda alone can use. */
+/*
+ * A transport that can't use the region does no harm, but for GPU memory and objects, which one transport
+ * alone can use: its failure is the caller's.
+ */
 static int add_to_transports(struct heft_region *region, struct heft_error *error)
 {
     struct heft_agent *agent = region->agent;
-    int rc = region->t.space == HEFT_SPACE_CUDA
-                 ? heft_error_set(error, HEFT_ERR_UNSUPPORTED,
-                                  "GPU memory needs the cuda transport, which this agent was told not to use")
-                 : HEFT_OK;
+    const char *only = region->t.space == HEFT_SPACE_CUDA     ? "cuda"
+                       : region->t.space == HEFT_SPACE_OBJECT ? "object"
+                                                              : NULL;
+    int rc =
+        only ? heft_error_set(error, HEFT_ERR_UNSUPPORTED,
+                              "%s the %s transport, which this agent was told not to use",
+                              region->t.space == HEFT_SPACE_CUDA ? "GPU memory needs" : "objects need", only)
+             : HEFT_OK;
     uint32_t index;
 
     for (index = 0; index < agent->transport_count; index++) {
         struct heft_agent_transport *entry = &agent->transports[index];
-        int decides = region->t.space == HEFT_SPACE_CUDA && strcmp(entry->ops.name, "cuda") == 0;
+        int decides = only && strcmp(entry->ops.name, only) == 0;
         struct heft_error why = entry->failure;
         int failed = entry->transport ? entry->ops.region_add(entry->transport, &region->t, &why) : why.code;
 
@@ -222,6 +262,14 @@ static int check_options(const struct heft_region_options *options, struct heft_
                               "a region of GPU memory is named by its address alone");
     if (options->space == HEFT_SPACE_CUDA)
         return 0;
+    if (options->space == HEFT_SPACE_OBJECT) {
+        if (!options->path || !options->path[0])
+            return heft_error_set(error, HEFT_ERR_INVALID, "an object region needs a URL");
+        if (options->flags)
+            return heft_error_set(error, HEFT_ERR_UNSUPPORTED,
+                                  "an object can't be offered to peers: they reach it themselves");
+        return 0;
+    }
     if (options->space != HEFT_SPACE_FILE)
         return heft_error_set(error, HEFT_ERR_UNSUPPORTED, "regions of space '%s' can't be registered yet",
                               heft_space_name(options->space));
@@ -252,8 +300,9 @@ int heft_region_register(struct heft_agent *agent, const struct heft_region_opti
     region->t.space = options.space;
     region->t.flags = options.flags;
     region->t.label = region->label;
-    rc = options.space == HEFT_SPACE_FILE ? open_file(&options, region, error)
-                                          : take_memory(&options, region, error);
+    rc = options.space == HEFT_SPACE_FILE     ? open_file(&options, region, error)
+         : options.space == HEFT_SPACE_OBJECT ? take_object(&options, region, error)
+                                              : take_memory(&options, region, error);
     if (rc)
         goto fail_region;
     (void)pthread_mutex_lock(&agent->region_lock);

@@ -112,7 +112,8 @@ static int start_load(struct session *session, int serves, uint32_t flags, struc
     options.max_host_bytes = heft_config_number(config, "max-host-memory");
     options.deadline_ms = heft_config_number(config, "deadline");
     options.stall_ms = heft_config_number(config, "stall");
-    options.chunk_bytes = heft_config_number(config, "chunk");
+    if (heft_config_origin(config, "chunk") != HEFT_ORIGIN_DEFAULT) /* else the sources decide */
+        options.chunk_bytes = heft_config_number(config, "chunk");
     options.device = heft_config_text(config, "device");
     options.flags = flags | (heft_config_number(config, "no-verify") ? HEFT_LOAD_NO_VERIFY : 0u);
     return heft_load_start(&options, &session->load, error);

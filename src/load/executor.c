@@ -23,6 +23,7 @@
 #define TICK_NS (20 * HEFT_NS_PER_MS)
 #define STEAL_AFTER_NS (250 * HEFT_NS_PER_MS) /* a last chunk younger than this is left where it is */
 #define STEAL_FACTOR 4u                       /* ... and than so many of the thief's own chunk times */
+#define OBJECT_STALL_FACTOR 6u
 #define MAX_REPAIRS 3u /* broken streams of a peer that lives, before it counts as lost */
 
 enum chunk_state { CHUNK_PENDING, CHUNK_FLYING, CHUNK_DONE };
@@ -506,6 +507,10 @@ static int make_xfer(struct slot *slot, uint64_t chunk, struct heft_error *error
 
     options.deadline_ms = UINT32_MAX; /* the load's own deadline rules */
     options.stall_ms = executor->options.stall_ms;
+    /* A store's pauses (back-off, Retry-After) are its own business for a while: the transport finds dead
+     * connections by itself, and other sources take a slow one's chunks before. */
+    if (executor->lanes[slot->source].source->kind == HEFT_SOURCE_OBJECTS)
+        options.stall_ms *= OBJECT_STALL_FACTOR;
     options.require = executor->options.require;
     options.on_done = on_done;
     options.context = slot;

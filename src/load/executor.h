@@ -16,7 +16,7 @@
 
 #define HEFT_SOURCE_MAX_ROUTES 4
 
-enum heft_source_kind { HEFT_SOURCE_FILES = 1, HEFT_SOURCE_PEER = 2 };
+enum heft_source_kind { HEFT_SOURCE_FILES = 1, HEFT_SOURCE_PEER = 2, HEFT_SOURCE_OBJECTS = 3 };
 enum heft_source_state {
     HEFT_SOURCE_READY = 1,  /* opened and compared */
     HEFT_SOURCE_USED = 2,   /* supplied bytes */

@@ -26,6 +26,7 @@
 #define MIN_HOST_BYTES ((uint64_t)16 << 20)
 /* A copy engine and a launch of digests want more at a time than a CPU. */
 #define DEVICE_CHUNK_BYTES ((uint64_t)16 << 20)
+#define OBJECT_CHUNK_BYTES ((uint64_t)8 << 20)
 #define WAIT_SLICE_MS 50u
 
 /* What one run of the load's thread holds besides the load itself. */
@@ -255,6 +256,17 @@ static int make_digest_tables(struct heft_load *load, struct run *run, struct he
     return HEFT_OK;
 }
 
+/* A chunk is one request of an object store: larger ones pay there. */
+static uint64_t chunk_bytes(const struct heft_load *load)
+{
+    uint32_t index;
+
+    for (index = 0; load->options.chunk_bytes == 0 && index < load->found->ready; index++)
+        if (load->found->sources[index]->kind == HEFT_SOURCE_OBJECTS)
+            return OBJECT_CHUNK_BYTES;
+    return load->options.chunk_bytes;
+}
+
 static int make_plan(struct heft_load *load, struct run *run, struct heft_error *error)
 {
     const struct heft_manifest *manifests[HEFT_PLAN_MAX_SOURCES];
@@ -268,7 +280,7 @@ static int make_plan(struct heft_load *load, struct run *run, struct heft_error 
         run->sources[index] = load->found->sources[index];
         manifests[index] = load->found->sources[index]->manifest;
     }
-    rc = heft_plan_make(load->layout, manifests, load->found->ready, load->options.chunk_bytes, &plan, error);
+    rc = heft_plan_make(load->layout, manifests, load->found->ready, chunk_bytes(load), &plan, error);
     if (rc)
         return rc;
     (void)pthread_mutex_lock(&load->lock);

@@ -10,6 +10,7 @@
 #include "base/log.h"
 #include "format/manifest_text.h"
 #include "load/open_list.h"
+#include "load/remote_model.h"
 
 #include <errno.h>
 #include <inttypes.h>
@@ -53,14 +54,19 @@ void heft_opened_free(struct heft_opened *opened)
 
     if (!opened)
         return;
-    for (index = 0; index < opened->file_count; index++) {
+    for (index = 0; opened->fds && index < opened->file_count; index++)
         if (opened->fds[index] >= 0)
             (void)close(opened->fds[index]);
-        free(opened->paths[index]);
+    for (index = 0; index < opened->capacity; index++) {
+        free(opened->paths ? opened->paths[index] : NULL);
+        free(opened->urls ? opened->urls[index] : NULL);
+        free(opened->versions ? opened->versions[index] : NULL);
     }
     heft_manifest_free(opened->manifest);
     free(opened->fds);
     free(opened->paths);
+    free(opened->urls);
+    free(opened->versions);
     free(opened->priv);
     free(opened);
 }
@@ -71,6 +77,7 @@ static struct heft_opened *new_opened(uint32_t count)
 
     if (!opened)
         return NULL;
+    opened->capacity = count;
     opened->fds = malloc(((size_t)count + 1) * sizeof(*opened->fds));
     opened->paths = calloc((size_t)count + 1, sizeof(*opened->paths));
     opened->priv = calloc((size_t)count + 1, sizeof(struct seen));
@@ -97,7 +104,7 @@ int heft_opened_check_unchanged(const struct heft_opened *opened, struct heft_er
     struct stat st;
     uint32_t index;
 
-    for (index = 0; index < opened->file_count; index++) {
+    for (index = 0; opened->fds && index < opened->file_count; index++) {
         if (fstat(opened->fds[index], &st) != 0)
             return heft_error_set_errno(error, errno, "%s: its attributes could not be read",
                                         opened->paths[index]);
@@ -187,7 +194,7 @@ static void note_revision(struct opening *opening, const char *name, const struc
     heft_buf_bytes(text, digest, sizeof(digest));
 }
 
-static void warn_about(const char *path, const struct heft_st_header *header)
+void heft_open_warn(const char *path, const struct heft_st_header *header)
 {
     const struct heft_st_tensor *last =
         header->tensor_count ? &header->tensors[header->tensor_count - 1] : NULL;
@@ -234,7 +241,7 @@ static int open_shard(struct opening *opening, const char *name, struct heft_err
     opening->shards[index] =
         (struct heft_dir_shard){.name = name, .size_bytes = seen->size_bytes, .header = header};
     note_revision(opening, name, seen, text_bytes);
-    warn_about(opened->paths[index], header);
+    heft_open_warn(opened->paths[index], header);
     return HEFT_OK;
 }
 
@@ -331,13 +338,25 @@ done:
 int heft_open_model(const char *model, const struct heft_model_options *options,
                     struct heft_opened **opened_out, struct heft_error *error)
 {
+    return heft_open_model_within(model, options, 0, NULL, opened_out, error);
+}
+
+int heft_open_model_within(const char *model, const struct heft_model_options *options, uint64_t end_ns,
+                           const uint32_t *cancel, struct heft_opened **opened_out, struct heft_error *error)
+{
     struct heft_listing listing = {0};
     struct opening opening = {0};
     struct heft_place place;
+    struct heft_ref ref;
     int rc;
 
     if (!model)
         return heft_error_set(error, HEFT_ERR_INVALID, "no model given");
+    rc = heft_place_parse(model, &ref, error);
+    if (rc)
+        return rc;
+    if (heft_ref_is_remote(&ref))
+        return heft_open_remote(&ref, options, end_ns, cancel, opened_out, error);
     rc = heft_place_find(model, options, &place, error);
     if (rc)
         return rc;

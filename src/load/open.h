@@ -8,9 +8,11 @@
 
 struct heft_opened {
     struct heft_manifest *manifest; /* owned */
-    int *fds;                       /* O_RDONLY, one for each file of the manifest, in its order */
-    char **paths;                   /* likewise, for messages */
-    uint32_t file_count;
+    int *fds;        /* O_RDONLY, one for each file of the manifest, in its order; NULL for objects */
+    char **paths;    /* likewise, for messages */
+    char **urls;     /* of objects, likewise, with the credentials that they hold; NULL for files */
+    char **versions; /* of objects: what each was when opened */
+    uint32_t file_count, capacity;
     void *priv; /* what check_unchanged compares with */
 };
 
@@ -20,11 +22,19 @@ struct heft_opened {
  */
 int heft_open_model(const char *model, const struct heft_model_options *options,
                     struct heft_opened **opened_out, struct heft_error *error);
-/* CHANGED, naming the file, when a file's size, modification time or identity is not what it was when opened.
+/* The same that ends soon after end_ns (0: never), and soon after *cancel (atomic) is not 0 (NULL: never). */
+int heft_open_model_within(const char *model, const struct heft_model_options *options, uint64_t end_ns,
+                           const uint32_t *cancel, struct heft_opened **opened_out, struct heft_error *error);
+/* Objects need no look: every answer was checked against the version. CHANGED, naming the file, when a file's
+ * size, modification time or identity is not what it was when opened.
  */
 int heft_opened_check_unchanged(const struct heft_opened *opened, struct heft_error *error);
 /* NULL is allowed; so is one whose manifest was taken out. */
 void heft_opened_free(struct heft_opened *opened);
+
+/* Logs what is odd in a header that was accepted. */
+struct heft_st_header;
+void heft_open_warn(const char *path, const struct heft_st_header *header);
 
 /* The cache folder: `cache`, or $HF_HUB_CACHE, $HF_HOME/hub, ~/.cache/huggingface/hub. */
 int heft_cache_folder(const char *cache, char *text_out, size_t size_bytes, struct heft_error *error);

@@ -56,7 +56,7 @@ void heft_listing_free(struct heft_listing *listing)
 
 /* ---- entries ---- */
 
-static int add_entry(struct heft_listing *listing, const char *name, enum heft_entry_kind kind,
+int heft_listing_add(struct heft_listing *listing, const char *name, enum heft_entry_kind kind,
                      uint64_t size_bytes, struct heft_error *error)
 {
     struct heft_dir_entry *entries;
@@ -133,7 +133,7 @@ static int read_folder(const struct heft_place *place, struct heft_listing *list
         /* Only weights and indexes are looked at one by one; of the rest the names are enough. */
         if (has_ending(entry->d_name, ".safetensors") || has_ending(entry->d_name, index_ending))
             kind = kind_of(place, entry->d_name, &size_bytes);
-        rc = add_entry(listing, entry->d_name, kind, size_bytes, error);
+        rc = heft_listing_add(listing, entry->d_name, kind, size_bytes, error);
     }
     if (!rc && errno)
         rc = heft_error_set_errno(error, errno, "could not be listed");
@@ -177,8 +177,8 @@ static int read_index(const struct heft_place *place, const char *name, struct h
     return rc;
 }
 
-/* The index that counts: model.safetensors.index.json, else the only one of another name. */
-static int find_index(const struct heft_listing *listing, const char **name_out, struct heft_error *error)
+int heft_listing_find_index(const struct heft_listing *listing, const char **name_out,
+                            struct heft_error *error)
 {
     const char *found = NULL;
     struct heft_quote first, second;
@@ -220,7 +220,7 @@ static int add_nested_shards(const struct heft_place *place, struct heft_listing
             continue;
         kind = kind_of(place, name, &size_bytes);
         if (kind != HEFT_ENTRY_BROKEN_LINK)
-            rc = add_entry(listing, name, kind, size_bytes, error);
+            rc = heft_listing_add(listing, name, kind, size_bytes, error);
     }
     return rc;
 }
@@ -231,7 +231,7 @@ static int load_index(const struct heft_place *place, int ignore_index, struct h
     struct heft_error why = HEFT_ERROR_INIT;
     struct heft_quote quote;
     const char *name = NULL;
-    int rc = find_index(listing, &name, error);
+    int rc = heft_listing_find_index(listing, &name, error);
 
     if (rc || !name)
         return ignore_index && rc == HEFT_ERR_AMBIGUOUS ? HEFT_OK : rc;

@@ -18,6 +18,12 @@ struct heft_listing {
 int heft_listing_make(const struct heft_place *place, const struct heft_model_options *options,
                       struct heft_listing *listing_out, struct heft_error *error);
 void heft_listing_free(struct heft_listing *listing);
+/* Parts of it, for listings that do not come from a folder of this machine. The name is copied. */
+int heft_listing_add(struct heft_listing *listing, const char *name, enum heft_entry_kind kind,
+                     uint64_t size_bytes, struct heft_error *error);
+/* The index that counts: model.safetensors.index.json, else the only one of another name; NULL: none. */
+int heft_listing_find_index(const struct heft_listing *listing, const char **name_out,
+                            struct heft_error *error);
 /* Reads all of [offset, offset + size) unless the file ends before; returns the bytes read or a negative
  * errno. */
 int64_t heft_read_at(int fd, void *data, uint64_t size, uint64_t offset_bytes);

@@ -167,16 +167,12 @@ static int find_path(const char *path, struct heft_place *place, struct heft_err
 
 static int needs_network(const char *model, const struct heft_ref *ref, struct heft_error *error)
 {
-    static const char *const words[] = {[HEFT_REF_S3] = "in an S3 bucket",
-                                        [HEFT_REF_GCS] = "in a Google Cloud bucket",
-                                        [HEFT_REF_AZURE] = "in an Azure container",
-                                        [HEFT_REF_HTTP] = "on the web"};
-
-    return heft_error_set(
-        error, HEFT_ERR_UNSUPPORTED,
-        "%s is %s, and this version reads models from this machine and from replicas only; copy it to a "
-        "folder and name that",
-        model, words[ref->kind]);
+    return heft_error_set(error, HEFT_ERR_UNSUPPORTED,
+                          "%s is %s, and this version reads models from S3, web servers, this machine and "
+                          "replicas only; copy it "
+                          "to a folder and name that",
+                          model,
+                          ref->kind == HEFT_REF_GCS ? "in a Google Cloud bucket" : "in an Azure container");
 }
 
 int heft_place_parse(const char *model, struct heft_ref *ref_out, struct heft_error *error)

@@ -5,6 +5,7 @@
  */
 #include "base/clock.h"
 #include "load/load.h"
+#include "transport/object/object.h"
 
 #include <jansson.h>
 #include <stdlib.h>
@@ -52,7 +53,9 @@ static json_t *source_object(const struct heft_source *source, uint64_t total_by
 
     (void)json_object_set_new(object, "name", text(source->name));
     (void)json_object_set_new(object, "kind",
-                              json_string(source->kind == HEFT_SOURCE_FILES ? "file" : "peer"));
+                              json_string(source->kind == HEFT_SOURCE_FILES     ? "file"
+                                          : source->kind == HEFT_SOURCE_OBJECTS ? "object"
+                                                                                : "peer"));
     if (source->addresses[0])
         (void)json_object_set_new(object, "addresses", text(source->addresses));
     (void)json_object_set_new(object, "state",
@@ -109,8 +112,10 @@ static void add_explanation(const struct heft_load *load, const struct heft_sour
     if (source->state != HEFT_SOURCE_READY || !load->agent)
         return;
     if (heft_agent_explain(load->agent, source->peer, load->device >= 0 ? HEFT_SPACE_CUDA : HEFT_SPACE_HOST,
-                           source->kind == HEFT_SOURCE_FILES ? HEFT_SPACE_FILE : HEFT_SPACE_HOST, words,
-                           sizeof(words)))
+                           source->kind == HEFT_SOURCE_FILES     ? HEFT_SPACE_FILE
+                           : source->kind == HEFT_SOURCE_OBJECTS ? HEFT_SPACE_OBJECT
+                                                                 : HEFT_SPACE_HOST,
+                           words, sizeof(words)))
         return;
     candidates = json_array();
     while (*line) {
@@ -127,9 +132,11 @@ static void add_model(const struct heft_load *load, json_t *report)
     const struct heft_load_options *o = &load->options;
     const struct heft_manifest *reference = load->found ? load->found->reference : NULL;
     json_t *layout = json_object();
+    char *asked_for = o->model ? heft_object_shown(o->model) : NULL; /* a URL may hold a password */
 
-    (void)json_object_set_new(report, "model", text(reference ? reference->identity.model : o->model));
-    (void)json_object_set_new(report, "asked_for", text(o->model));
+    (void)json_object_set_new(report, "model", text(reference ? reference->identity.model : asked_for));
+    (void)json_object_set_new(report, "asked_for", text(asked_for));
+    free(asked_for);
     if (reference) {
         (void)json_object_set_new(report, "revision", text(reference->identity.revision));
         (void)json_object_set_new(report, "model_bytes", number(reference->total_bytes));

@@ -12,6 +12,8 @@
 #include "base/log.h"
 #include "format/modeldir.h"
 #include "load/open_place.h"
+#include "load/remote_model.h"
+#include "transport/object/object.h"
 
 #include <inttypes.h>
 #include <pthread.h>
@@ -21,6 +23,7 @@
 
 #define FILE_CREDITS 32u
 #define PEER_CREDITS 8u
+#define OBJECT_CREDITS 64u /* as many ranges as the object transport may have in flight */
 #define CONNECT_TIMEOUT_MS 3000u
 #define CONNECT_GRACE_MS 400u
 #define MAX_CANDIDATES (HEFT_PLAN_MAX_SOURCES - 1)
@@ -64,36 +67,35 @@ struct found_all {
     char name[512], revision[256];
 };
 
-int heft_sources_parse(const char *text, int *files_out, int *peers_out, struct heft_error *error)
+int heft_sources_parse(const char *text, struct heft_source_kinds *kinds_out, struct heft_error *error)
 {
-    int files = 0, peers = 0;
+    static const char known[] = "use auto, file, peer, object, or several joined by '+'";
+    struct heft_source_kinds kinds = {0};
     const char *at = text ? text : "auto";
 
     while (*at) {
         size_t size = strcspn(at, "+");
 
         if (size == 4 && strncmp(at, "auto", 4) == 0)
-            files = peers = 1;
+            kinds = (struct heft_source_kinds){1, 1, 1};
         else if (size == 4 && strncmp(at, "file", 4) == 0)
-            files = 1;
+            kinds.files = 1;
         else if (size == 4 && strncmp(at, "peer", 4) == 0)
-            peers = 1;
-        else if ((size == 6 && strncmp(at, "object", 6) == 0) || (size == 3 && strncmp(at, "gds", 3) == 0))
+            kinds.peers = 1;
+        else if (size == 6 && strncmp(at, "object", 6) == 0)
+            kinds.objects = 1;
+        else if (size == 3 && strncmp(at, "gds", 3) == 0)
             return heft_error_set(error, HEFT_ERR_UNSUPPORTED,
-                                  "source '%.*s' is not supported by this build; use file, peer or auto",
-                                  (int)size, at);
+                                  "source '%.*s' is not supported by this build; %s", (int)size, at, known);
         else
-            return heft_error_set(error, HEFT_ERR_INVALID,
-                                  "unknown source '%.*s': use auto, file, peer, or file+peer", (int)size, at);
+            return heft_error_set(error, HEFT_ERR_INVALID, "unknown source '%.*s': %s", (int)size, at, known);
         at += size;
         if (*at == '+' && *++at == 0)
             return heft_error_set(error, HEFT_ERR_INVALID, "source '%s' ends with '+'", text);
     }
-    if (!files && !peers)
-        return heft_error_set(error, HEFT_ERR_INVALID,
-                              "the source is empty: use auto, file, peer, or file+peer");
-    *files_out = files;
-    *peers_out = peers;
+    if (!kinds.files && !kinds.peers && !kinds.objects)
+        return heft_error_set(error, HEFT_ERR_INVALID, "the source is empty: %s", known);
+    *kinds_out = kinds;
     return HEFT_OK;
 }
 
@@ -113,7 +115,9 @@ static struct heft_source *add_source(struct heft_found *found, enum heft_source
     found->sources[found->count++] = source;
     source->kind = kind;
     source->state = HEFT_SOURCE_REFUSED;
-    source->credits = kind == HEFT_SOURCE_FILES ? FILE_CREDITS : PEER_CREDITS;
+    source->credits = kind == HEFT_SOURCE_FILES     ? FILE_CREDITS
+                      : kind == HEFT_SOURCE_OBJECTS ? OBJECT_CREDITS
+                                                    : PEER_CREDITS;
     (void)snprintf(source->name, sizeof(source->name), "%s", name);
     return source;
 }
@@ -143,9 +147,15 @@ static int register_files(struct heft_found *found, struct heft_agent *agent, st
         struct heft_region_options options = HEFT_REGION_OPTIONS_INIT;
         int rc;
 
-        options.space = HEFT_SPACE_FILE;
-        options.fd = opened->fds[index];
-        options.path = opened->paths[index]; /* for messages: the descriptor decides */
+        if (opened->urls) {
+            options.space = HEFT_SPACE_OBJECT;
+            options.path = opened->urls[index];
+            options.version = opened->versions[index];
+        } else {
+            options.space = HEFT_SPACE_FILE;
+            options.fd = opened->fds[index];
+            options.path = opened->paths[index]; /* for messages: the descriptor decides */
+        }
         options.length_bytes = opened->manifest->files[index].size_bytes;
         rc = heft_region_register(agent, &options, &found->file_regions[index], error);
         if (rc)
@@ -156,21 +166,27 @@ static int register_files(struct heft_found *found, struct heft_agent *agent, st
     return HEFT_OK;
 }
 
-static int find_files(const struct heft_load_options *options, struct heft_agent *agent,
-                      struct heft_found *found, struct heft_error *error)
+/* Of this machine, or behind the reference's URL. */
+static int find_files(const struct heft_load_options *options, struct found_all *all, int remote,
+                      uint64_t end_ns, const uint32_t *cancel, struct heft_error *error)
 {
+    struct heft_found *found = &all->found;
     struct heft_source *source;
-    int rc = heft_open_model(options->model, &options->model_options, &found->opened, error);
+    int rc = heft_open_model_within(options->model, &options->model_options, end_ns, cancel, &found->opened,
+                                    error);
 
-    source = add_source(found, HEFT_SOURCE_FILES, "files");
+    if (rc == HEFT_ERR_CANCELED)
+        return rc;
+    source =
+        add_source(found, remote ? HEFT_SOURCE_OBJECTS : HEFT_SOURCE_FILES, remote ? "objects" : "files");
     if (!source)
         return heft_error_set(error, HEFT_ERR_NO_MEMORY, "opening the model's files");
     if (rc == 0) {
-        (void)snprintf(source->why, sizeof(source->why), "%u file%s on this machine",
-                       found->opened->manifest->file_count,
-                       found->opened->manifest->file_count == 1 ? "" : "s");
+        (void)snprintf(source->why, sizeof(source->why), "%u %s%s %s", found->opened->manifest->file_count,
+                       remote ? "object" : "file", found->opened->manifest->file_count == 1 ? "" : "s",
+                       remote ? "behind the URL" : "on this machine");
         source->manifest = found->opened->manifest;
-        rc = register_files(found, agent, source, error);
+        rc = register_files(found, all->hunt.agent, source, error);
     }
     if (rc) {
         refuse(source, error);
@@ -494,11 +510,17 @@ static int nothing_found(const struct heft_load_options *options, const struct h
 {
     char text[HEFT_ERROR_TEXT_BYTES] = "";
     const struct heft_source *only = NULL;
-    const char *what = options->model ? options->model : options->identity->model;
+    char *shown = options->model ? heft_object_shown(options->model) : NULL; /* a URL may hold a password */
+    char what[HEFT_ERROR_TEXT_BYTES / 2];
     size_t used = 0;
     uint32_t index, tried = 0;
     int code = HEFT_ERR_NOT_FOUND;
 
+    (void)snprintf(what, sizeof(what), "%s",
+                   shown            ? shown
+                   : options->model ? "the model"
+                                    : options->identity->model);
+    free(shown);
     for (index = 0; index < found->count && used < sizeof(text) - 1; index++) {
         const struct heft_source *source = found->sources[index];
         int size;
@@ -552,8 +574,33 @@ static int given_identity(const struct heft_model_identity *given, struct heft_i
     return HEFT_OK;
 }
 
+/* What the reference's text alone tells of the model, when its files can't be opened. */
+static int name_wanted(const struct heft_load_options *options, const struct heft_ref *ref,
+                       struct found_all *all, struct heft_error *error)
+{
+    const char *revision = options->model_options.revision ? options->model_options.revision : ref->revision;
+    char *name = NULL;
+
+    /* Cut short it would be another revision's name. */
+    if (strlen(revision) >= sizeof(all->revision))
+        return heft_error_set(error, HEFT_ERR_INVALID, "a revision has at most %zu bytes, not %zu",
+                              sizeof(all->revision) - 1, strlen(revision));
+    if (heft_ref_is_remote(ref)) {
+        name = heft_remote_name(ref);
+        if (!name)
+            return heft_error_set(error, HEFT_ERR_NO_MEMORY, "looking for sources");
+    }
+    (void)snprintf(all->name, sizeof(all->name), "%s", name ? name : ref->name);
+    (void)snprintf(all->revision, sizeof(all->revision), "%s", revision);
+    free(name);
+    all->wanted.model = all->name;
+    all->wanted.revision = all->revision;
+    return HEFT_OK;
+}
+
 /* The files' part: their identity, or what the reference's text alone tells, in all->wanted. */
-static int find_wanted(const struct heft_load_options *options, struct found_all *all, int files,
+static int find_wanted(const struct heft_load_options *options, struct found_all *all,
+                       const struct heft_source_kinds *kinds, uint64_t end_ns, const uint32_t *cancel,
                        struct heft_error *error)
 {
     struct heft_identity *wanted = &all->wanted;
@@ -573,7 +620,7 @@ static int find_wanted(const struct heft_load_options *options, struct found_all
     rc = heft_place_parse(options->model, &ref, error);
     /* Files are opened even when only peers may supply bytes: they tell which model is meant. */
     if (!rc)
-        rc = find_files(options, all->hunt.agent, found, error);
+        rc = find_files(options, all, heft_ref_is_remote(&ref), end_ns, cancel, error);
     if (rc)
         return rc;
     if (found->sources[0]->state == HEFT_SOURCE_READY && all->exact) {
@@ -584,22 +631,13 @@ static int find_wanted(const struct heft_load_options *options, struct found_all
     if (found->sources[0]->state == HEFT_SOURCE_READY) {
         found->reference = found->opened->manifest;
         *wanted = found->reference->identity;
-        if (!files) {
+        if (heft_ref_is_remote(&ref) ? !kinds->objects : !kinds->files) {
             found->sources[0]->state = HEFT_SOURCE_REFUSED;
             found->sources[0]->excluded = 1;
             heft_error_set(&found->sources[0]->reason, HEFT_ERR_DENIED, "not among the sources asked for");
         }
-    } else if (!all->exact && ref.kind == HEFT_REF_HUB) {
-        /* Cut short it would be another revision's name. */
-        if (options->model_options.revision &&
-            strlen(options->model_options.revision) >= sizeof(all->revision))
-            return heft_error_set(error, HEFT_ERR_INVALID, "a revision has at most %zu bytes, not %zu",
-                                  sizeof(all->revision) - 1, strlen(options->model_options.revision));
-        (void)snprintf(all->name, sizeof(all->name), "%s", ref.name);
-        (void)snprintf(all->revision, sizeof(all->revision), "%s",
-                       options->model_options.revision ? options->model_options.revision : ref.revision);
-        wanted->model = all->name;
-        wanted->revision = all->revision;
+    } else if (!all->exact && (ref.kind == HEFT_REF_HUB || heft_ref_is_remote(&ref))) {
+        return name_wanted(options, &ref, all, error);
     }
     return HEFT_OK;
 }
@@ -651,7 +689,8 @@ int heft_sources_find(const struct heft_load_options *options, struct heft_agent
 {
     struct found_all *all = calloc(1, sizeof(*all));
     struct heft_error local = HEFT_ERROR_INIT;
-    int files = 0, peers = 0, rc;
+    struct heft_source_kinds kinds = {0};
+    int rc;
 
     if (!error)
         error = &local;
@@ -661,11 +700,11 @@ int heft_sources_find(const struct heft_load_options *options, struct heft_agent
     (void)pthread_mutex_init(&all->hunt.lock, NULL);
     (void)pthread_cond_init(&all->hunt.changed, NULL);
     all->hunt.candidates = calloc(MAX_CANDIDATES, sizeof(*all->hunt.candidates));
-    rc = all->hunt.candidates ? heft_sources_parse(options->source, &files, &peers, error)
+    rc = all->hunt.candidates ? heft_sources_parse(options->source, &kinds, error)
                               : heft_error_set(error, HEFT_ERR_NO_MEMORY, "looking for sources");
     if (!rc)
-        rc = find_wanted(options, all, files, error);
-    if (!rc && peers)
+        rc = find_wanted(options, all, &kinds, end_ns, cancel, error);
+    if (!rc && kinds.peers)
         rc = find_peers(options, all, end_ns, cancel, error);
     if (!rc && __atomic_load_n(cancel, __ATOMIC_ACQUIRE))
         rc = heft_error_set(error, HEFT_ERR_CANCELED, "the load was canceled");

@@ -15,7 +15,7 @@ struct heft_found {
     struct heft_source **sources; /* owned; ready ones first */
     uint32_t count, ready;
     const struct heft_manifest *reference; /* of the first ready source (files before peers) */
-    struct heft_opened *opened;            /* the files, NULL: none */
+    struct heft_opened *opened;            /* the files or objects, NULL: none */
     struct heft_region **file_regions;
     uint32_t file_region_count;
 };
@@ -23,7 +23,10 @@ struct heft_found {
 /*
  * Which kinds a --source text allows. INVALID names the part that is unknown and what there is.
  */
-int heft_sources_parse(const char *text, int *files_out, int *peers_out, struct heft_error *error);
+struct heft_source_kinds {
+    int files, peers, objects;
+};
+int heft_sources_parse(const char *text, struct heft_source_kinds *kinds_out, struct heft_error *error);
 /*
  * Opens, connects and compares. Fails only when no source is ready: then the error lists all of them
  * (NOT_FOUND when there was no candidate at all; a broken model's own code when its files are the only

@@ -154,6 +154,12 @@ int heft_verify_model(const char *model, const struct heft_model_options *option
 
     if (rc)
         return rc;
+    if (opened->urls) {
+        heft_opened_free(opened);
+        return heft_error_set(
+            error, HEFT_ERR_UNSUPPORTED,
+            "verify reads files of this machine, and this model lies behind a URL: load it");
+    }
     verified = calloc(1, sizeof(*verified));
     if (verified)
         verified->files = calloc(opened->file_count ? opened->file_count : 1, sizeof(*verified->files));

@@ -101,7 +101,7 @@ def reports_have_the_fields_that_are_documented():
         documented = words(page("docs/report.md"))
         assert seen <= documented, f"not in docs/report.md: {sorted(seen - documented)}"
         names = {w for w in documented if re.fullmatch(r"[a-z_]+", w)}
-        values = {"none", "row", "column", "init", "plan", "move", "verify", "publish", "done", "file", "peer", "used", "unused",
+        values = {"none", "row", "column", "init", "plan", "move", "verify", "publish", "done", "file", "peer", "object", "used", "unused",
                   "lost", "refused"}
         assert names - values <= seen, f"documented, but in no report: {sorted(names - values - seen)}"
 

@@ -1,0 +1,494 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * From a URL to a checked manifest. A bucket is listed; a web server, which has no listing, is asked for the
+ * index and else for model.safetensors. Then the heads of all files are read at once, 256 KiB of each, and
+ * the longer ones once more. Every rule about what is a model is the same as for folders of this machine.
+ *
+ * The revision is made of what the store says of each file (its ETag) and its size: another upload is another
+ * revision. All later reads ask for exactly these versions.
+ */
+#include "load/remote_model.h"
+#include "base/digest.h"
+#include "base/error.h"
+#include "base/log.h"
+#include "format/manifest_text.h"
+#include "load/open_list.h"
+#include "transport/object/object.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define PREFIX_BYTES ((uint64_t)256 << 10)
+#define BATCH 64u
+#define MAX_OBJECTS ((size_t)1000000)
+#define REVISION_HASH_BYTES 16
+
+static const char index_name[] = "model.safetensors.index.json";
+static const char ending[] = ".safetensors";
+
+struct remote {
+    struct heft_object_client client;
+    char *base;  /* the folder's or file's URL */
+    char *model; /* without credentials */
+    char *single;
+    struct heft_listing listing;
+    struct heft_st_limits limits;
+    struct heft_opened *opened;
+    struct heft_dir_shard *shards;
+    struct heft_buf revision_text;
+    const char *revision; /* given by the caller, or NULL */
+};
+
+static int no_memory(struct heft_error *error)
+{
+    return heft_error_set(error, HEFT_ERR_NO_MEMORY, "out of memory while opening a model");
+}
+
+int heft_ref_is_remote(const struct heft_ref *ref)
+{
+    return ref->kind == HEFT_REF_S3 || ref->kind == HEFT_REF_HTTP;
+}
+
+/* Without the slashes that close the path. */
+static char *trimmed(const struct heft_ref *ref)
+{
+    size_t path, from;
+    char *url;
+
+    if (asprintf(&url, "%s%s", ref->kind == HEFT_REF_S3 ? "s3://" : "", ref->name) < 0)
+        return NULL;
+    path = from = ref->kind == HEFT_REF_S3 ? strlen(url) : strcspn(url, "?#");
+    while (path > 0 && url[path - 1] == '/')
+        path--;
+    memmove(url + path, url + from, strlen(url + from) + 1);
+    return url;
+}
+
+char *heft_remote_name(const struct heft_ref *ref)
+{
+    char *url = trimmed(ref), *shown = url ? heft_object_shown(url) : NULL;
+
+    free(url);
+    return shown;
+}
+
+/* The last part of a path that names one file, or NULL. */
+static const char *file_of(const char *shown)
+{
+    const char *slash = strrchr(shown, '/');
+    size_t size = strlen(shown), ending_bytes = sizeof(ending) - 1;
+
+    if (!slash || size < ending_bytes || strcmp(shown + size - ending_bytes, ending) != 0 ||
+        strlen(slash + 1) <= ending_bytes || slash[-1] == '/')
+        return NULL;
+    return slash + 1;
+}
+
+/* ---- which files ---- */
+
+static int fetch_whole(struct remote *remote, const char *name, uint64_t limit_bytes,
+                       struct heft_buf *data_out, struct heft_error *error)
+{
+    struct heft_object_fetch fetch = {.whole = 1, .limit_bytes = limit_bytes};
+    char *url = heft_object_join(remote->base, name);
+    int rc;
+
+    if (!url)
+        return no_memory(error);
+    fetch.url = url;
+    rc = heft_object_fetch_all(&remote->client, &fetch, 1, error);
+    if (!rc && fetch.status) {
+        rc = fetch.status;
+        if (error)
+            *error = fetch.error;
+    }
+    free(url);
+    if (rc) {
+        heft_buf_free(&fetch.data);
+        return rc;
+    }
+    *data_out = fetch.data;
+    return HEFT_OK;
+}
+
+static int read_index(struct remote *remote, const char *name, struct heft_error *error)
+{
+    struct heft_buf json = {0};
+    int rc = fetch_whole(remote, name, HEFT_INDEX_MAX_BYTES, &json, error);
+
+    if (rc)
+        return rc;
+    rc = heft_index_parse(json.data, json.size, &remote->listing.index, error);
+    heft_buf_free(&json);
+    return rc ? heft_error_prefix(error, rc, "%s/%s", remote->model, name) : HEFT_OK;
+}
+
+/* Shards that the index names and the listing can't show; reading their headers tells whether they exist. */
+static int add_named_shards(struct remote *remote, int nested_only, struct heft_error *error)
+{
+    const struct heft_shard_index *index = remote->listing.index;
+    uint32_t shard;
+    int rc = HEFT_OK;
+
+    for (shard = 0; !rc && shard < index->shard_count; shard++)
+        if (!nested_only || strchr(index->shards[shard], '/'))
+            rc = heft_listing_add(&remote->listing, index->shards[shard], HEFT_ENTRY_FILE, 0, error);
+    return rc;
+}
+
+static int list_bucket(struct remote *remote, int ignore_index, struct heft_error *error)
+{
+    struct heft_s3_page page = {0};
+    struct heft_error why = HEFT_ERROR_INIT;
+    char *folder = NULL;
+    const char *key, *name = NULL;
+    size_t index, prefix;
+    int rc;
+
+    key = strchr(remote->base + 5, '/');
+    if (asprintf(&folder, "%s%s", remote->base, key ? "/" : "") < 0)
+        return no_memory(error);
+    prefix = key ? strlen(key + 1) + 1 : 0;
+    rc = heft_object_list(&remote->client, folder, MAX_OBJECTS, &page, error);
+    free(folder);
+    for (index = 0; !rc && index < page.entry_count; index++) {
+        const char *at = page.entries[index].key;
+
+        /* Only the folder's own files; markers of folders and what lies deeper are none. */
+        if (strlen(at) <= prefix || strncmp(at, key ? key + 1 : "", prefix ? prefix - 1 : 0) != 0 ||
+            (prefix && at[prefix - 1] != '/') || strchr(at + prefix, '/'))
+            continue;
+        rc = heft_listing_add(&remote->listing, at + prefix, HEFT_ENTRY_FILE, page.entries[index].size_bytes,
+                              error);
+    }
+    heft_s3_page_free(&page);
+    if (!rc && remote->listing.count == 0)
+        rc = heft_error_set(error, HEFT_ERR_NOT_FOUND, "%s: no objects lie there", remote->model);
+    if (rc)
+        return rc;
+    rc = heft_listing_find_index(&remote->listing, &name, &why);
+    if (!rc && name)
+        rc = read_index(remote, name, &why);
+    if (rc && ignore_index && (rc == HEFT_ERR_AMBIGUOUS || heft_error_is_model(rc))) {
+        heft_log(HEFT_LOG_WARN, "%s: index ignored: %s", remote->model, why.text);
+        return HEFT_OK;
+    }
+    if (rc && error)
+        *error = why;
+    return rc || !name ? rc : add_named_shards(remote, 1, error);
+}
+
+/* A web server lists nothing: the index is asked for, else the one name that a model without one has. */
+static int probe_server(struct remote *remote, struct heft_error *error)
+{
+    int rc = read_index(remote, index_name, error);
+
+    if (rc == HEFT_ERR_NOT_FOUND)
+        return heft_listing_add(&remote->listing, "model.safetensors", HEFT_ENTRY_FILE, 0, error);
+    if (!rc)
+        rc = heft_listing_add(&remote->listing, index_name, HEFT_ENTRY_FILE, 0, error);
+    return rc ? rc : add_named_shards(remote, 0, error);
+}
+
+static int choose_files(struct remote *remote, const struct heft_ref *ref, int ignore_index,
+                        struct heft_error *error)
+{
+    struct heft_listing *listing = &remote->listing;
+    int rc;
+
+    listing->index_ignored = ignore_index;
+    rc = ref->kind == HEFT_REF_S3 ? list_bucket(remote, ignore_index, error) : probe_server(remote, error);
+    if (rc)
+        return rc;
+    rc = ignore_index
+             ? heft_dir_choose_present(listing->entries, listing->count, listing->index, &listing->choice,
+                                       error)
+             : heft_dir_choose(listing->entries, listing->count, listing->index, &listing->choice, error);
+    if (rc)
+        return heft_error_prefix(error, rc, "%s", remote->model);
+    if (listing->choice->note[0])
+        heft_log(HEFT_LOG_INFO, "%s: %s", remote->model, listing->choice->note);
+    return HEFT_OK;
+}
+
+/* ---- headers ---- */
+
+static void note_revision(struct remote *remote, const char *name, const struct heft_object_fetch *fetch)
+{
+    heft_buf_string(&remote->revision_text, name, strlen(name));
+    heft_buf_string(&remote->revision_text, fetch->found_version, strlen(fetch->found_version));
+    heft_buf_u64(&remote->revision_text, fetch->object_bytes);
+    if (!fetch->found_version[0])
+        heft_log(HEFT_LOG_WARN,
+                 "%s/%s: the server gives neither ETag nor Last-Modified: a change while it is read may be "
+                 "missed, and revisions of equal size are not told apart",
+                 remote->model, name);
+}
+
+/* Where the header ends; more than the fetch holds when it is a long one. */
+static int header_end(const struct remote *remote, const struct heft_object_fetch *fetch, uint64_t *end_out,
+                      struct heft_error *error)
+{
+    uint64_t bytes = 0;
+    int rc = heft_st_header_length(fetch->data.data, fetch->data.size, fetch->object_bytes, &remote->limits,
+                                   &bytes, error);
+
+    *end_out = 8 + bytes;
+    return rc;
+}
+
+/* The rest of the long headers of a batch, all at once, at the versions that the first reads found. */
+static int fetch_rest(struct remote *remote, struct heft_object_fetch *fetches, const uint64_t *ends,
+                      size_t count, struct heft_error *error)
+{
+    struct heft_object_fetch rest[BATCH];
+    size_t of[BATCH], index, more = 0;
+    int rc;
+
+    for (index = 0; index < count; index++) {
+        if (ends[index] <= fetches[index].data.size)
+            continue;
+        of[more] = index;
+        rest[more++] = (struct heft_object_fetch){.url = fetches[index].url,
+                                                  .version = fetches[index].found_version,
+                                                  .offset = fetches[index].data.size,
+                                                  .bytes = ends[index] - fetches[index].data.size};
+    }
+    if (more == 0)
+        return HEFT_OK;
+    rc = heft_object_fetch_all(&remote->client, rest, more, error);
+    for (index = 0; index < more; index++) {
+        struct heft_object_fetch *fetch = &fetches[of[index]];
+
+        if (!rc && rest[index].status) {
+            rc = rest[index].status;
+            if (error)
+                *error = rest[index].error;
+        }
+        if (!rc && rest[index].data.size != rest[index].bytes)
+            rc = heft_error_set(error, HEFT_ERR_CHANGED, "%s: became shorter while its header was read",
+                                remote->opened->paths[remote->opened->file_count + of[index]]);
+        fetch->data.limit = SIZE_MAX;
+        if (!rc)
+            heft_buf_bytes(&fetch->data, rest[index].data.data, rest[index].data.size);
+        if (!rc && fetch->data.failed)
+            rc = no_memory(error);
+        heft_buf_free(&rest[index].data);
+    }
+    return rc;
+}
+
+static int missing(const struct remote *remote, const char *name, const struct heft_object_fetch *fetch,
+                   struct heft_error *error)
+{
+    if (fetch->status != HEFT_ERR_NOT_FOUND || remote->single) {
+        if (error)
+            *error = fetch->error;
+        return fetch->status;
+    }
+    if (remote->listing.index)
+        return heft_error_set(error, HEFT_ERR_SHARD_MISSING,
+                              "%s: the index names %s, which is not there: %.200s", remote->model, name,
+                              fetch->error.text);
+    return heft_error_set(error, HEFT_ERR_NOT_FOUND, "%s: neither %s nor %s is there", remote->model,
+                          index_name, name);
+}
+
+static int take_header(struct remote *remote, const char *name, uint32_t at, struct heft_object_fetch *fetch,
+                       uint64_t end, struct heft_error *error)
+{
+    struct heft_opened *opened = remote->opened;
+    struct heft_st_header *header = NULL;
+    int rc =
+        heft_st_parse(fetch->data.data + 8, end - 8, fetch->object_bytes, &remote->limits, &header, error);
+
+    if (rc)
+        return heft_error_prefix(error, rc, "%s", opened->paths[at]);
+    remote->shards[at] =
+        (struct heft_dir_shard){.name = name, .size_bytes = fetch->object_bytes, .header = header};
+    opened->versions[at] = strdup(fetch->found_version);
+    if (!opened->versions[at])
+        return no_memory(error);
+    note_revision(remote, name, fetch);
+    heft_open_warn(opened->paths[at], header);
+    return HEFT_OK;
+}
+
+/* Names, URLs and fetches of a batch that begins at file `first`. */
+static int prepare_batch(struct remote *remote, const char *const *names, uint32_t first, uint32_t count,
+                         struct heft_object_fetch *fetches, struct heft_error *error)
+{
+    struct heft_opened *opened = remote->opened;
+    uint32_t index;
+    int rc;
+
+    for (index = 0; index < count; index++) {
+        const char *name = names[first + index];
+        uint32_t at = first + index;
+
+        rc = heft_path_check(name, strlen(name), error);
+        if (rc)
+            return heft_error_prefix(error, rc, "%s", remote->model);
+        opened->urls[at] = remote->single ? strdup(remote->base) : heft_object_join(remote->base, name);
+        opened->paths[at] = opened->urls[at] ? heft_object_shown(opened->urls[at]) : NULL;
+        if (!opened->paths[at])
+            return no_memory(error);
+        fetches[index] = (struct heft_object_fetch){.url = opened->urls[at], .bytes = PREFIX_BYTES};
+    }
+    return HEFT_OK;
+}
+
+static int read_batch(struct remote *remote, const char *const *names, uint32_t first, uint32_t count,
+                      struct heft_error *error)
+{
+    struct heft_object_fetch fetches[BATCH] = {0};
+    uint64_t ends[BATCH] = {0};
+    uint32_t index;
+    int rc = prepare_batch(remote, names, first, count, fetches, error);
+
+    if (rc)
+        return rc;
+    rc = heft_object_fetch_all(&remote->client, fetches, count, error);
+    for (index = 0; !rc && index < count; index++) {
+        if (fetches[index].status)
+            rc = missing(remote, names[first + index], &fetches[index], error);
+        else if ((rc = header_end(remote, &fetches[index], &ends[index], error)) != 0)
+            (void)heft_error_prefix(error, rc, "%s", remote->opened->paths[first + index]);
+    }
+    remote->opened->file_count = first;
+    if (!rc)
+        rc = fetch_rest(remote, fetches, ends, count, error);
+    for (index = 0; !rc && index < count; index++)
+        rc = take_header(remote, names[first + index], first + index, &fetches[index], ends[index], error);
+    for (index = 0; index < count; index++)
+        heft_buf_free(&fetches[index].data);
+    return rc;
+}
+
+/* ---- the manifest ---- */
+
+static int build_manifest(struct remote *remote, struct heft_error *error)
+{
+    const struct heft_listing *listing = &remote->listing;
+    const struct heft_shard_index *index = listing->index_ignored ? NULL : listing->index;
+    struct heft_identity identity = {.model = remote->model, .revision = remote->revision, .stage = "raw"};
+    char revision[5 + REVISION_HASH_BYTES * 2 + 1];
+    uint8_t digest[HEFT_SHA256_BYTES];
+    uint64_t ignored = 0;
+    size_t at;
+    int rc;
+
+    if (remote->revision_text.failed)
+        return no_memory(error);
+    heft_sha256(remote->revision_text.data, remote->revision_text.size, digest);
+    memcpy(revision, "etag-", 6);
+    for (at = 0; at < REVISION_HASH_BYTES; at++)
+        (void)snprintf(revision + 5 + at * 2, 3, "%02x", digest[at]);
+    if (!identity.revision)
+        identity.revision = revision;
+    rc = heft_dir_manifest(remote->shards, remote->opened->file_count, index, &identity,
+                           &remote->opened->manifest, &ignored, error);
+    if (!rc && listing->index_ignored && listing->index)
+        rc = heft_index_covered(listing->index, remote->opened->manifest, error);
+    if (rc)
+        return heft_error_prefix(error, rc, "%s", remote->model);
+    if (ignored)
+        heft_log(HEFT_LOG_INFO,
+                 "%s: %" PRIu64 " tensors ignored: the index gives them to other shards, or to none",
+                 remote->model, ignored);
+    return HEFT_OK;
+}
+
+static int make_opened(struct remote *remote, uint32_t count, struct heft_error *error)
+{
+    struct heft_opened *opened = calloc(1, sizeof(*opened));
+
+    if (!opened)
+        return no_memory(error);
+    remote->opened = opened;
+    opened->capacity = count;
+    opened->paths = calloc((size_t)count + 1, sizeof(*opened->paths));
+    opened->urls = calloc((size_t)count + 1, sizeof(*opened->urls));
+    opened->versions = calloc((size_t)count + 1, sizeof(*opened->versions));
+    remote->shards = calloc((size_t)count + 1, sizeof(*remote->shards));
+    return opened->paths && opened->urls && opened->versions && remote->shards ? HEFT_OK : no_memory(error);
+}
+
+static int open_files(struct remote *remote, struct heft_error *error)
+{
+    const char *single = remote->single;
+    const char *const *names = single ? &single : remote->listing.choice->files;
+    uint32_t first, count = single ? 1 : remote->listing.choice->file_count;
+    int rc = make_opened(remote, count, error);
+
+    for (first = 0; !rc && first < count; first += BATCH)
+        rc = read_batch(remote, names, first, count - first < BATCH ? count - first : BATCH, error);
+    if (!rc) {
+        remote->opened->file_count = count;
+        rc = build_manifest(remote, error);
+    }
+    for (first = 0; remote->shards && first < count; first++)
+        heft_st_free((struct heft_st_header *)(uintptr_t)remote->shards[first].header);
+    free(remote->shards);
+    return rc;
+}
+
+static int find_base(struct remote *remote, const struct heft_ref *ref, struct heft_error *error)
+{
+    const char *single, *last;
+
+    remote->base = trimmed(ref);
+    remote->model = remote->base ? heft_object_shown(remote->base) : NULL;
+    if (!remote->model)
+        return no_memory(error);
+    last = strrchr(remote->model, '/');
+    if (heft_pickle_name(last ? last + 1 : remote->model))
+        return heft_error_set(
+            error, HEFT_ERR_PICKLE,
+            "%s: a pickle checkpoint, which executes code when loaded; convert it to safetensors",
+            remote->model);
+    single = file_of(remote->model);
+    if (single)
+        remote->single = strdup(single);
+    return single && !remote->single ? no_memory(error) : HEFT_OK;
+}
+
+int heft_open_remote(const struct heft_ref *ref, const struct heft_model_options *options, uint64_t end_ns,
+                     const uint32_t *cancel, struct heft_opened **opened_out, struct heft_error *error)
+{
+    struct heft_error local = HEFT_ERROR_INIT;
+    struct remote remote = {0};
+    int rc;
+
+    if (!error)
+        error = &local;
+    rc = heft_object_client_init(&remote.client, error);
+    remote.client.end_ns = end_ns;
+    remote.client.cancel = cancel;
+    if (options) {
+        remote.limits.header_limit_bytes = options->header_limit_bytes;
+        remote.limits.flags = options->lenient ? HEFT_ST_UNKNOWN_DTYPES | HEFT_ST_TRAILING_DATA : 0;
+        remote.revision = options->revision && options->revision[0] ? options->revision : NULL;
+    }
+    heft_buf_init(&remote.revision_text, SIZE_MAX);
+    if (!rc)
+        rc = find_base(&remote, ref, error);
+    if (!rc && !remote.single)
+        rc = choose_files(&remote, ref, options ? options->ignore_index : 0, error);
+    if (!rc)
+        rc = open_files(&remote, error);
+    heft_buf_free(&remote.revision_text);
+    heft_listing_free(&remote.listing);
+    heft_object_client_free(&remote.client);
+    free(remote.base);
+    free(remote.model);
+    free(remote.single);
+    if (rc) {
+        heft_opened_free(remote.opened);
+        return rc;
+    }
+    *opened_out = remote.opened;
+    return HEFT_OK;
+}

@@ -1,0 +1,751 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * One request and its answer. What is sent is built here; what comes back is believed only as far as its
+ * headers say exactly what was asked for: the status, the range, the length, the version, no encoding.
+ */
+#include "base/clock.h"
+#include "base/error.h"
+#include "base/random.h"
+#include "transport/object/object.h"
+
+#include <inttypes.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <strings.h>
+#include <time.h>
+
+#define BUFFER_BYTES (512L << 10) /* of one socket read; stays in the processor's cache */
+#define BAD_BODY_LIMIT_BYTES ((uint64_t)64 << 10)
+#define MAX_REDIRECTS 5L
+#define AUTHORIZATION_BYTES 768u
+
+/* ---- objects ---- */
+
+static int make_s3(struct heft_object *object, struct heft_error *error)
+{
+    const char *bucket = object->url + 5;
+    size_t size = strcspn(bucket, "/");
+
+    if (size < 1 || size > 63 ||
+        strspn(bucket, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789.-_") < size)
+        return heft_error_set(error, HEFT_ERR_INVALID, "%s: no bucket has such a name", object->shown);
+    object->bucket = strndup(bucket, size);
+    object->key = strdup(bucket[size] ? bucket + size + 1 : "");
+    if (!object->bucket || !object->key)
+        return heft_error_set(error, HEFT_ERR_NO_MEMORY, "out of memory for the object %s", object->shown);
+    if (strlen(object->key) > HEFT_S3_KEY_MAX_BYTES)
+        return heft_error_set(error, HEFT_ERR_INVALID, "the key of %.200s... is longer than 1024 bytes",
+                              object->shown);
+    return HEFT_OK;
+}
+
+int heft_object_make(const char *url, const struct heft_object_store *store, struct heft_object **object_out,
+                     struct heft_error *error)
+{
+    struct heft_object *object;
+    int scheme = heft_object_scheme(url), rc = HEFT_OK;
+    size_t begin;
+
+    if (!scheme)
+        return heft_error_set(error, HEFT_ERR_UNSUPPORTED,
+                              "the object's place is no URL of http, https or s3");
+    object = calloc(1, sizeof(*object));
+    if (!object)
+        return heft_error_set(error, HEFT_ERR_NO_MEMORY, "out of memory for an object");
+    object->url = strdup(url);
+    object->shown = heft_object_shown(url);
+    if (!object->url || !object->shown)
+        rc = heft_error_set(error, HEFT_ERR_NO_MEMORY, "out of memory for an object");
+    if (!rc && scheme == 2) {
+        HEFT_ASSERT(store);
+        object->store = store;
+        rc = make_s3(object, error);
+    } else if (!rc) {
+        begin = (size_t)(strstr(url, "://") + 3 - url);
+        if (memchr(url + begin, '@', strcspn(url + begin, "/?#")) && !heft_object_is_private(url) &&
+            !getenv("HEFT_OBJECT_PLAIN_CREDENTIALS"))
+            rc = heft_error_set(error, HEFT_ERR_DENIED,
+                                "%s: a password would go over a plain connection; use https, or set "
+                                "HEFT_OBJECT_PLAIN_CREDENTIALS=1 if the network is yours",
+                                object->shown);
+    }
+    if (rc) {
+        heft_object_free(object);
+        return rc;
+    }
+    *object_out = object;
+    return HEFT_OK;
+}
+
+void heft_object_free(struct heft_object *object)
+{
+    if (!object)
+        return;
+    free(object->url);
+    free(object->shown);
+    free(object->bucket);
+    free(object->key);
+    free(object);
+}
+
+/* ---- the process ---- */
+
+static pthread_once_t curl_once = PTHREAD_ONCE_INIT;
+static CURLcode curl_made;
+
+static void init_curl(void)
+{
+    curl_made = curl_global_init(CURL_GLOBAL_DEFAULT);
+}
+
+int heft_object_curl_init(struct heft_error *error)
+{
+    (void)pthread_once(&curl_once, init_curl);
+    if (curl_made)
+        return heft_error_set(error, HEFT_ERR_LIBRARY, "libcurl can't be used: %s",
+                              curl_easy_strerror(curl_made));
+    return HEFT_OK;
+}
+
+int heft_object_exchange_init(struct heft_object_exchange *exchange, struct heft_error *error)
+{
+    exchange->easy = curl_easy_init();
+    exchange->headers = NULL;
+    if (!exchange->easy)
+        return heft_error_set(error, HEFT_ERR_NO_MEMORY, "out of memory for an HTTP request");
+    return HEFT_OK;
+}
+
+void heft_object_exchange_free(struct heft_object_exchange *exchange)
+{
+    curl_easy_cleanup(exchange->easy);
+    curl_slist_free_all(exchange->headers);
+    exchange->easy = NULL;
+    exchange->headers = NULL;
+}
+
+/* ---- the request ---- */
+
+static int add_header(struct heft_object_exchange *exchange, const char *format, ...)
+    __attribute__((format(printf, 2, 3)));
+
+static int add_header(struct heft_object_exchange *exchange, const char *format, ...)
+{
+    struct curl_slist *grown;
+    va_list args;
+    char *line;
+    int size;
+
+    va_start(args, format);
+    size = vasprintf(&line, format, args);
+    va_end(args);
+    if (size < 0)
+        return HEFT_ERR_NO_MEMORY;
+    grown = curl_slist_append(exchange->headers, line);
+    free(line);
+    if (!grown)
+        return HEFT_ERR_NO_MEMORY;
+    exchange->headers = grown;
+    return HEFT_OK;
+}
+
+/* Where an S3 request goes. */
+struct place {
+    const char *scheme;
+    char host[640];
+    struct heft_buf path; /* encoded, with a NUL */
+};
+
+static void find_place(const struct heft_object_exchange *exchange, struct place *place)
+{
+    const struct heft_object *object = exchange->object;
+    const struct heft_object_store *store = object->store;
+    const char *endpoint = store->endpoint;
+    int path_style = store->path_style;
+
+    if (endpoint[0]) {
+        place->scheme = strncasecmp(endpoint, "https", 5) == 0 ? "https" : "http";
+        endpoint = strstr(endpoint, "://") + 3;
+        (void)snprintf(place->host, sizeof(place->host), "%s%s%s", path_style ? "" : object->bucket,
+                       path_style ? "" : ".", endpoint);
+    } else {
+        place->scheme = "https";
+        /* a dot in the bucket's name would not match the server's certificate */
+        path_style |=
+            strspn(object->bucket, "abcdefghijklmnopqrstuvwxyz0123456789-") < strlen(object->bucket);
+        (void)snprintf(place->host, sizeof(place->host), "%s%ss3.%s.amazonaws.com",
+                       path_style ? "" : object->bucket, path_style ? "" : ".", exchange->signed_region);
+    }
+    heft_buf_init(&place->path, SIZE_MAX);
+    heft_buf_u8(&place->path, '/');
+    if (path_style)
+        heft_object_encode(&place->path, object->bucket, strlen(object->bucket), 0);
+    if (path_style && exchange->kind != HEFT_OBJECT_LIST)
+        heft_buf_u8(&place->path, '/');
+    if (exchange->kind != HEFT_OBJECT_LIST)
+        heft_object_encode(&place->path, object->key, strlen(object->key), 1);
+    heft_buf_u8(&place->path, 0);
+}
+
+static int sign(struct heft_object_exchange *exchange, const struct place *place)
+{
+    const struct heft_object_store *store = exchange->object->store;
+    char authorization[AUTHORIZATION_BYTES], when[24];
+    time_t now = (time_t)(heft_wall_ms() / 1000);
+    struct tm parts;
+    struct heft_sigv4 what = {.method = exchange->kind == HEFT_OBJECT_HEAD ? "HEAD" : "GET",
+                              .host = place->host,
+                              .path = (const char *)place->path.data,
+                              .query = exchange->query ? exchange->query : "",
+                              .region = exchange->signed_region,
+                              .service = "s3",
+                              .access_key = store->access_key,
+                              .secret_key = store->secret_key,
+                              .session_token = store->session_token,
+                              .time = when};
+    int rc;
+
+    if (!store->has_keys)
+        return HEFT_OK;
+    if (!gmtime_r(&now, &parts) || strftime(when, sizeof(when), "%Y%m%dT%H%M%SZ", &parts) == 0)
+        return HEFT_ERR_SYSTEM;
+    rc = heft_sigv4_sign(&what, authorization, sizeof(authorization));
+    if (!rc)
+        rc = add_header(exchange, "Authorization: %s", authorization);
+    if (!rc)
+        rc = add_header(exchange, "x-amz-date: %s", when);
+    if (!rc)
+        rc = add_header(exchange, "x-amz-content-sha256: %s", heft_sigv4_no_payload);
+    if (!rc && store->session_token)
+        rc = add_header(exchange, "x-amz-security-token: %s", store->session_token);
+    return rc;
+}
+
+static int set_s3_url(struct heft_object_exchange *exchange)
+{
+    const struct heft_object *object = exchange->object;
+    struct place place;
+    char *url = NULL;
+    int rc;
+
+    if (!heft_object_region_of(object->bucket, exchange->signed_region))
+        (void)snprintf(exchange->signed_region, sizeof(exchange->signed_region), "%s", object->store->region);
+    find_place(exchange, &place);
+    rc = place.path.failed;
+    if (!rc)
+        rc = sign(exchange, &place);
+    if (!rc && asprintf(&url, "%s://%s%s%s%s", place.scheme, place.host, (const char *)place.path.data,
+                        exchange->query ? "?" : "", exchange->query ? exchange->query : "") < 0)
+        rc = HEFT_ERR_NO_MEMORY;
+    if (!rc && curl_easy_setopt(exchange->easy, CURLOPT_URL, url))
+        rc = HEFT_ERR_NO_MEMORY;
+    free(url);
+    heft_buf_free(&place.path);
+    return rc;
+}
+
+static size_t on_header(char *line, size_t one, size_t size, void *context);
+static size_t on_body(char *data, size_t one, size_t size, void *context);
+
+static const char *ca_bundle(void)
+{
+    static const char *const names[] = {"HEFT_CA_BUNDLE", "AWS_CA_BUNDLE", "CURL_CA_BUNDLE", "SSL_CERT_FILE"};
+    size_t index;
+
+    for (index = 0; index < sizeof(names) / sizeof(names[0]); index++) {
+        const char *value = getenv(names[index]);
+
+        if (value && value[0])
+            return value;
+    }
+    return NULL;
+}
+
+static void set_transfer(struct heft_object_exchange *exchange, const struct heft_object_limits *limits)
+{
+    CURL *easy = exchange->easy;
+    int http = exchange->object->store == NULL;
+    const char *bundle = ca_bundle();
+
+    (void)curl_easy_setopt(easy, CURLOPT_NOSIGNAL, 1L);
+    (void)curl_easy_setopt(easy, CURLOPT_PROTOCOLS_STR, "http,https");
+    /* A signed request goes to the host it was signed for and nowhere else. */
+    (void)curl_easy_setopt(easy, CURLOPT_FOLLOWLOCATION, http ? 1L : 0L);
+    (void)curl_easy_setopt(easy, CURLOPT_MAXREDIRS, MAX_REDIRECTS);
+    (void)curl_easy_setopt(easy, CURLOPT_REDIR_PROTOCOLS_STR,
+                           http && strncasecmp(exchange->object->url, "https", 5) == 0 ? "https"
+                                                                                       : "http,https");
+    (void)curl_easy_setopt(easy, CURLOPT_PATH_AS_IS, 1L);
+    /* One connection a range: HTTP/2 would put all of them on one. */
+    (void)curl_easy_setopt(easy, CURLOPT_HTTP_VERSION, (long)CURL_HTTP_VERSION_1_1);
+    (void)curl_easy_setopt(easy, CURLOPT_BUFFERSIZE, BUFFER_BYTES);
+    (void)curl_easy_setopt(easy, CURLOPT_TCP_KEEPALIVE, 1L);
+    (void)curl_easy_setopt(easy, CURLOPT_CONNECTTIMEOUT_MS, (long)limits->connect_ms);
+    (void)curl_easy_setopt(easy, CURLOPT_LOW_SPEED_LIMIT, (long)limits->slow_bytes);
+    (void)curl_easy_setopt(easy, CURLOPT_LOW_SPEED_TIME, (long)limits->slow_s);
+    (void)curl_easy_setopt(easy, CURLOPT_ERRORBUFFER, exchange->curl_text);
+    (void)curl_easy_setopt(easy, CURLOPT_NOBODY, exchange->kind == HEFT_OBJECT_HEAD ? 1L : 0L);
+    (void)curl_easy_setopt(easy, CURLOPT_HEADERFUNCTION, on_header);
+    (void)curl_easy_setopt(easy, CURLOPT_HEADERDATA, exchange);
+    (void)curl_easy_setopt(easy, CURLOPT_WRITEFUNCTION, on_body);
+    (void)curl_easy_setopt(easy, CURLOPT_WRITEDATA, exchange);
+    if (bundle)
+        (void)curl_easy_setopt(easy, CURLOPT_CAINFO, bundle);
+}
+
+int heft_object_exchange_begin(struct heft_object_exchange *exchange, const struct heft_object_limits *limits,
+                               struct heft_error *error)
+{
+    const struct heft_object *object = exchange->object;
+    int rc = HEFT_OK;
+
+    curl_easy_reset(exchange->easy); /* connections stay */
+    curl_slist_free_all(exchange->headers);
+    exchange->headers = NULL;
+    exchange->reply = (struct heft_object_reply){0};
+    exchange->begun = 0;
+    exchange->body_kept = 0;
+    exchange->error = (struct heft_error)HEFT_ERROR_INIT;
+    exchange->curl_text[0] = 0;
+    set_transfer(exchange, limits);
+    if (object->store)
+        rc = set_s3_url(exchange);
+    else if (curl_easy_setopt(exchange->easy, CURLOPT_URL, object->url))
+        rc = HEFT_ERR_NO_MEMORY;
+    if (!rc)
+        rc = add_header(exchange, "Accept-Encoding: identity");
+    if (!rc)
+        rc = add_header(exchange, "User-Agent: heft");
+    if (!rc && exchange->kind == HEFT_OBJECT_RANGE)
+        rc = add_header(exchange, "Range: bytes=%" PRIu64 "-%" PRIu64, exchange->begin,
+                        exchange->begin + exchange->length - 1);
+    /* A weak one never matches: it is compared with the answer's instead. */
+    if (!rc && object->version[0] == '"')
+        rc = add_header(exchange, "If-Match: %s", object->version);
+    if (!rc && curl_easy_setopt(exchange->easy, CURLOPT_HTTPHEADER, exchange->headers))
+        rc = HEFT_ERR_NO_MEMORY;
+    if (rc)
+        return heft_error_set(error, rc, "%s: the request could not be made: %s", object->shown,
+                              heft_error_text(rc));
+    return HEFT_OK;
+}
+
+/* ---- the answer's headers ---- */
+
+static int number_at(const char **at, uint64_t *value_out)
+{
+    uint64_t value = 0;
+    const char *from = *at;
+
+    for (; **at >= '0' && **at <= '9'; (*at)++)
+        if (__builtin_mul_overflow(value, 10, &value) ||
+            __builtin_add_overflow(value, (uint64_t)(**at - '0'), &value))
+            return 0;
+    *value_out = value;
+    return *at != from;
+}
+
+/* "bytes 0-99/1234", "bytes 0-99/" and a star, or "bytes " and a star "/1234" */
+static void read_content_range(struct heft_object_reply *reply, const char *value)
+{
+    uint64_t first = 0, last = 0, total = 0;
+    int unsatisfied = 0;
+
+    if (strncasecmp(value, "bytes", 5) != 0)
+        return;
+    value += 5 + strspn(value + 5, " =");
+    if (*value == '*') {
+        unsatisfied = 1;
+        value++;
+    } else if (!number_at(&value, &first) || *value++ != '-' || !number_at(&value, &last) || last < first) {
+        return;
+    }
+    if (*value++ != '/')
+        return;
+    if (*value != '*') {
+        if (!number_at(&value, &total) || *value)
+            return;
+        reply->has_total = 1;
+        reply->total = total;
+    }
+    reply->has_range = !unsatisfied;
+    reply->first = first;
+    reply->last = last;
+}
+
+static void read_retry_after(struct heft_object_reply *reply, const char *value)
+{
+    uint64_t seconds;
+    time_t when;
+
+    if (number_at(&value, &seconds)) {
+        reply->retry_after_s = seconds > 86400 ? 86400 : (uint32_t)seconds;
+        return;
+    }
+    when = curl_getdate(value, NULL);
+    seconds = heft_wall_ms() / 1000;
+    if (when > 0 && (uint64_t)when > seconds)
+        reply->retry_after_s =
+            (uint64_t)when - seconds > 86400 ? 86400 : (uint32_t)((uint64_t)when - seconds);
+}
+
+static void keep_text(char *to, size_t size, const char *value)
+{
+    size_t at;
+
+    if (strlen(value) >= size)
+        return; /* cut, it would be another one */
+    for (at = 0; value[at]; at++)
+        if ((unsigned char)value[at] < 0x20 || (unsigned char)value[at] >= 0x7f)
+            return;
+    memcpy(to, value, strlen(value) + 1);
+}
+
+static void read_header(struct heft_object_reply *reply, const char *name, const char *value)
+{
+    const char *at = value;
+
+    if (strcasecmp(name, "content-length") == 0)
+        reply->has_length = number_at(&at, &reply->length) && *at == 0;
+    else if (strcasecmp(name, "content-range") == 0)
+        read_content_range(reply, value);
+    else if (strcasecmp(name, "etag") == 0)
+        keep_text(reply->etag, sizeof(reply->etag), value);
+    else if (strcasecmp(name, "last-modified") == 0)
+        keep_text(reply->modified, sizeof(reply->modified), value);
+    else if (strcasecmp(name, "content-encoding") == 0)
+        (void)snprintf(reply->encoding, sizeof(reply->encoding), "%s", value);
+    else if (strcasecmp(name, "retry-after") == 0)
+        read_retry_after(reply, value);
+    else if (strcasecmp(name, "x-amz-request-id") == 0 ||
+             (strcasecmp(name, "x-request-id") == 0 && !reply->request_id[0]))
+        keep_text(reply->request_id, sizeof(reply->request_id), value);
+    else if (strcasecmp(name, "x-amz-bucket-region") == 0)
+        keep_text(reply->region, sizeof(reply->region), value);
+    else if (strcasecmp(name, "accept-ranges") == 0)
+        reply->ranges_refused = strcasecmp(value, "none") == 0;
+}
+
+static size_t on_header(char *data, size_t one, size_t size, void *context)
+{
+    struct heft_object_exchange *exchange = context;
+    char line[1024], *colon, *value;
+    size_t end = size * one;
+
+    (void)one;
+    if (end >= 9 && strncmp(data, "HTTP/", 5) == 0) { /* after a redirect there is another one */
+        char number[4] = "";
+        const char *space = memchr(data, ' ', end);
+
+        exchange->reply = (struct heft_object_reply){0};
+        if (space && end - (size_t)(space - data) > 3)
+            memcpy(number, space + 1, 3);
+        exchange->reply.status = strtol(number, NULL, 10);
+        exchange->body_kept = 0;
+        return size;
+    }
+    while (end > 0 && strchr("\r\n \t", data[end - 1]))
+        end--;
+    if (end == 0 || end >= sizeof(line))
+        return size; /* none of those that count are so long */
+    memcpy(line, data, end);
+    line[end] = 0;
+    colon = strchr(line, ':');
+    if (!colon || strlen(line) != end)
+        return size;
+    *colon = 0;
+    value = colon + 1 + strspn(colon + 1, " \t");
+    read_header(&exchange->reply, line, value);
+    return size;
+}
+
+static const char *without_weak(const char *etag)
+{
+    return strncmp(etag, "W/", 2) == 0 ? etag + 2 : etag;
+}
+
+static int check_version(struct heft_object_exchange *exchange)
+{
+    const struct heft_object *object = exchange->object;
+    const struct heft_object_reply *reply = &exchange->reply;
+    const char *was = object->version;
+    int same = 1;
+
+    if (was[0])
+        same = was[0] == '@' ? strcmp(was + 1, reply->modified) == 0
+                             : strcmp(without_weak(was), without_weak(reply->etag)) == 0;
+    if (same && (!object->size_bytes || !reply->has_total || reply->total == object->size_bytes))
+        return HEFT_OK;
+    return heft_error_set(&exchange->error, HEFT_ERR_CHANGED,
+                          "%s: changed while it was read: it was version %s with %" PRIu64
+                          " bytes and is now %s with %" PRIu64 "; load it again",
+                          object->shown, was[0] ? was : "(none)", object->size_bytes,
+                          was[0] == '@'    ? reply->modified
+                          : reply->etag[0] ? reply->etag
+                                           : "without an ETag",
+                          reply->total);
+}
+
+static int refuse(struct heft_object_exchange *exchange, int code, const char *why)
+{
+    return heft_error_set(
+        &exchange->error, code, "%s: asked for bytes %" PRIu64 " to %" PRIu64 ", and the server %s",
+        exchange->object->shown, exchange->begin, exchange->begin + exchange->length - 1, why);
+}
+
+static int check_range(struct heft_object_exchange *exchange)
+{
+    const struct heft_object_reply *reply = &exchange->reply;
+    uint64_t last = exchange->begin + exchange->length - 1;
+    char why[160];
+
+    if (reply->status == 200)
+        return refuse(
+            exchange, HEFT_ERR_UNSUPPORTED,
+            "answered 200 with the whole object: it ignores Range; use a server that serves ranges");
+    if (!reply->has_range)
+        return refuse(exchange, HEFT_ERR_PROTOCOL, "answered 206 without a readable Content-Range");
+    if (exchange->open_end && reply->has_total && last >= reply->total)
+        last = reply->total ? reply->total - 1 : 0;
+    if (reply->first != exchange->begin || reply->last != last) {
+        (void)snprintf(why, sizeof(why), "sent bytes %" PRIu64 " to %" PRIu64 " (Content-Range)",
+                       reply->first, reply->last);
+        return refuse(exchange, HEFT_ERR_PROTOCOL, why);
+    }
+    exchange->expected = last - exchange->begin + 1;
+    if (reply->has_length && reply->length != exchange->expected) {
+        (void)snprintf(why, sizeof(why), "announces %" PRIu64 " of the %" PRIu64 " bytes (Content-Length)",
+                       reply->length, exchange->expected);
+        return refuse(exchange, HEFT_ERR_TRUNCATED, why);
+    }
+    return HEFT_OK;
+}
+
+/* Once an answer of the 2xx kind has all its headers: is it what was asked for? */
+static int check_head(struct heft_object_exchange *exchange)
+{
+    const struct heft_object_reply *reply = &exchange->reply;
+    char why[96];
+    int rc;
+
+    if (exchange->begun)
+        return HEFT_OK;
+    rc = check_version(exchange);
+    if (!rc && exchange->kind != HEFT_OBJECT_HEAD && reply->encoding[0] &&
+        strcasecmp(reply->encoding, "identity") != 0) {
+        (void)snprintf(why, sizeof(why), "sent them with Content-Encoding %.24s, which counts other bytes",
+                       reply->encoding);
+        rc = exchange->kind == HEFT_OBJECT_RANGE
+                 ? refuse(exchange, HEFT_ERR_INCOMPATIBLE, why)
+                 : heft_error_set(&exchange->error, HEFT_ERR_INCOMPATIBLE, "%s: the server %s",
+                                  exchange->object->shown, why);
+    }
+    if (!rc && exchange->kind == HEFT_OBJECT_RANGE)
+        rc = check_range(exchange);
+    else if (!rc && reply->status != 200)
+        rc = heft_error_set(&exchange->error, HEFT_ERR_PROTOCOL, "%s: the server answered %ld",
+                            exchange->object->shown, reply->status);
+    else if (!rc)
+        exchange->expected = exchange->kind == HEFT_OBJECT_HEAD ? 0
+                             : reply->has_length                ? reply->length
+                                                                : UINT64_MAX;
+    exchange->begun = rc == HEFT_OK;
+    return rc;
+}
+
+static int is_good_status(const struct heft_object_exchange *exchange)
+{
+    return exchange->reply.status >= 200 && exchange->reply.status < 300;
+}
+
+static size_t on_body(char *data, size_t one, size_t size, void *context)
+{
+    struct heft_object_exchange *exchange = context;
+    struct heft_object_reply *reply = &exchange->reply;
+    int rc;
+
+    (void)one;
+    if (!is_good_status(exchange)) {
+        size_t room = sizeof(exchange->body) - exchange->body_kept;
+
+        memcpy(exchange->body + exchange->body_kept, data, size < room ? size : room);
+        exchange->body_kept += size < room ? size : room;
+        reply->body_bytes += size;
+        return reply->body_bytes > BAD_BODY_LIMIT_BYTES ? 0 : size;
+    }
+    if (check_head(exchange))
+        return 0;
+    if (size > exchange->expected - reply->body_bytes) {
+        (void)heft_error_set(&exchange->error, HEFT_ERR_PROTOCOL,
+                             "%s: the server sent more than the %" PRIu64 " bytes it announced",
+                             exchange->object->shown, exchange->expected);
+        return 0;
+    }
+    reply->body_bytes += size;
+    rc = exchange->take ? exchange->take(exchange->context, (const uint8_t *)data, size) : HEFT_OK;
+    if (rc && !exchange->error.code)
+        (void)heft_error_set(&exchange->error, rc, "%s: %s", exchange->object->shown, heft_error_text(rc));
+    return rc ? 0 : size;
+}
+
+/* ---- the verdict ---- */
+
+static int code_of_status(long status)
+{
+    switch (status) {
+    case 401:
+    case 403:
+    case 407:
+        return HEFT_ERR_DENIED;
+    case 404:
+    case 410:
+        return HEFT_ERR_NOT_FOUND;
+    case 412:
+    case 416:
+        return HEFT_ERR_CHANGED;
+    case 408:
+    case 425:
+    case 429:
+        return HEFT_ERR_UNAVAILABLE;
+    default:
+        return status >= 500 ? HEFT_ERR_UNAVAILABLE : HEFT_ERR_DENIED;
+    }
+}
+
+static const char *advice(const struct heft_object_exchange *exchange, const struct heft_s3_fault *fault)
+{
+    long status = exchange->reply.status;
+
+    if (status == 412)
+        return "; it changed while it was read: load it again";
+    if (status == 416)
+        return "; it is shorter than it was: load it again";
+    if (strcmp(fault->code, "RequestTimeTooSkewed") == 0)
+        return "; set this machine's clock";
+    if (status >= 300 && status < 400)
+        return "; set AWS_REGION to the bucket's region, or AWS_ENDPOINT_URL to its service";
+    if (exchange->object->store && (status == 401 || status == 403))
+        return exchange->object->store->has_keys
+                   ? ""
+                   : "; the request was not signed: set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or "
+                     "AWS_PROFILE";
+    return "";
+}
+
+static int set_status_error(const struct heft_object_exchange *exchange, const struct heft_s3_fault *fault,
+                            struct heft_error *error)
+{
+    const struct heft_object_reply *reply = &exchange->reply;
+    const char *id = reply->request_id[0] ? reply->request_id : fault->request_id;
+
+    return heft_error_set(error, code_of_status(reply->status), "%s: the server answered %ld%s%s%s%s%s%s%s%s",
+                          exchange->object->shown, reply->status, fault->code[0] ? " " : "", fault->code,
+                          fault->message[0] ? " (" : "", fault->message, fault->message[0] ? ")" : "",
+                          id[0] ? ", request id " : "", id, advice(exchange, fault));
+}
+
+static enum heft_object_verdict judge_status(struct heft_object_exchange *exchange, int *moved_out,
+                                             struct heft_error *error)
+{
+    const struct heft_object_reply *reply = &exchange->reply;
+    const struct heft_object *object = exchange->object;
+    struct heft_s3_fault fault;
+    long status = reply->status;
+    int code;
+
+    (void)heft_s3_fault_parse(exchange->body, exchange->body_kept, &fault);
+    code = set_status_error(exchange, &fault, error);
+    if (object->store && (status == 301 || status == 307 || status == 400 || status == 403)) {
+        const char *region = reply->region[0] ? reply->region : fault.region;
+
+        /* The answer says where the bucket is; the next request goes there, signed for it. */
+        if (strcmp(region, exchange->signed_region) != 0 && heft_object_region_set(object->bucket, region)) {
+            *moved_out = 1;
+            return HEFT_OBJECT_RETRY;
+        }
+    }
+    if (code != HEFT_ERR_UNAVAILABLE || status == 501 || status == 505)
+        return HEFT_OBJECT_BAD;
+    return status == 429 || status == 503 ? HEFT_OBJECT_BUSY : HEFT_OBJECT_RETRY;
+}
+
+static enum heft_object_verdict judge_failure(const struct heft_object_exchange *exchange, CURLcode code,
+                                              struct heft_error *error)
+{
+    const char *shown = exchange->object->shown;
+    const char *text = exchange->curl_text[0] ? exchange->curl_text : curl_easy_strerror(code);
+
+    switch (code) {
+    case CURLE_PEER_FAILED_VERIFICATION:
+    case CURLE_SSL_CACERT_BADFILE:
+        (void)heft_error_set(error, HEFT_ERR_DENIED,
+                             "%s: the server's certificate is not trusted: %.160s; name its authority's file "
+                             "in HEFT_CA_BUNDLE",
+                             shown, text);
+        return HEFT_OBJECT_BAD;
+    case CURLE_URL_MALFORMAT:
+    case CURLE_UNSUPPORTED_PROTOCOL:
+    case CURLE_TOO_MANY_REDIRECTS:
+    case CURLE_OUT_OF_MEMORY:
+        (void)heft_error_set(error,
+                             code == CURLE_TOO_MANY_REDIRECTS ? HEFT_ERR_PROTOCOL
+                             : code == CURLE_OUT_OF_MEMORY    ? HEFT_ERR_NO_MEMORY
+                                                              : HEFT_ERR_INVALID,
+                             "%s: %.160s", shown, text);
+        return HEFT_OBJECT_BAD;
+    case CURLE_OPERATION_TIMEDOUT:
+        (void)heft_error_set(error, HEFT_ERR_STALLED, "%s: %.160s", shown, text);
+        return HEFT_OBJECT_RETRY;
+    case CURLE_PARTIAL_FILE:
+        (void)heft_error_set(error, HEFT_ERR_TRUNCATED,
+                             "%s: the answer ended after %" PRIu64 " of %" PRIu64 " bytes", shown,
+                             exchange->reply.body_bytes, exchange->expected);
+        return HEFT_OBJECT_RETRY;
+    default:
+        (void)heft_error_set(error, HEFT_ERR_UNAVAILABLE, "%s: %.160s", shown, text);
+        return HEFT_OBJECT_RETRY;
+    }
+}
+
+enum heft_object_verdict heft_object_exchange_end(struct heft_object_exchange *exchange, CURLcode code,
+                                                  int *moved_out, struct heft_error *error)
+{
+    *moved_out = 0;
+    if (exchange->error.code) {
+        *error = exchange->error;
+        return HEFT_OBJECT_BAD;
+    }
+    /* An answer that is no good counts, however its body ended. */
+    if (exchange->reply.status >= 300)
+        return judge_status(exchange, moved_out, error);
+    if (code != CURLE_OK)
+        return judge_failure(exchange, code, error);
+    if (check_head(exchange)) {
+        *error = exchange->error;
+        return HEFT_OBJECT_BAD;
+    }
+    if (exchange->expected != UINT64_MAX && exchange->reply.body_bytes != exchange->expected)
+        return judge_failure(exchange, CURLE_PARTIAL_FILE, error);
+    return HEFT_OBJECT_GOOD;
+}
+
+uint64_t heft_object_pause_ns(const struct heft_object_limits *limits, uint32_t attempt,
+                              uint32_t retry_after_s)
+{
+    uint64_t pause_ms = limits->backoff_ms, after_ms;
+    uint32_t random;
+
+    while (attempt-- > 1 && pause_ms < limits->max_backoff_ms)
+        pause_ms *= 2;
+    if (pause_ms > limits->max_backoff_ms)
+        pause_ms = limits->max_backoff_ms;
+    heft_random_bytes(&random, sizeof(random));
+    pause_ms = pause_ms / 2 + random % (pause_ms / 2 + 1);
+    after_ms = (uint64_t)(retry_after_s < limits->max_after_s ? retry_after_s : limits->max_after_s) * 1000;
+    /* All that were sent away together must not come back together. */
+    if (after_ms > 0)
+        pause_ms = after_ms + random % (after_ms / 8 + 1);
+    return pause_ms * HEFT_NS_PER_MS;
+}

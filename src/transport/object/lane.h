@@ -1,0 +1,99 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The transport's insides: tasks (operations), ranges in flight, lanes (one a worker). Locks: the transport's
+ * one lock guards queues and counts and is never held during I/O or a callback; what a lane has in flight is
+ * its worker's alone.
+ */
+#ifndef HEFT_TRANSPORT_OBJECT_LANE_H
+#define HEFT_TRANSPORT_OBJECT_LANE_H
+
+#include "transport/object/object.h"
+#include "transport/object/parts.h"
+#include "transport/worker.h"
+
+#include <pthread.h>
+
+#define HEFT_OBJECT_MAX_LANES 8u
+#define HEFT_OBJECT_FIRST_CONNECTIONS 8u
+
+struct heft_object_lane;
+
+struct heft_object_task {
+    struct heft_transport_op *op;
+    struct heft_endpoint *endpoint;
+    struct heft_object_task *prev, *next; /* of the endpoint; next also links the free list */
+    struct heft_object_task *queue_next;  /* tasks with something left to cut */
+    struct heft_object_parts parts;
+    int cut;              /* nothing is left to cut, or it was given up */
+    uint32_t outstanding; /* flights that exist */
+    uint64_t landed_bytes;
+    int status; /* first failure; atomic, written under the lock */
+    int64_t failed_move;
+    struct heft_error error;
+};
+
+/* One range on its way, with its connection; made once and used again. */
+struct heft_object_flight {
+    struct heft_object_lane *lane;
+    struct heft_object_task *task;
+    struct heft_object_part part;
+    struct heft_object_exchange exchange;
+    int has_handle, in_multi;
+    uint32_t attempt, moves; /* retries without progress; regions learned */
+    uint64_t begun_at;       /* part.position when the attempt began */
+    struct heft_timer pause; /* before a retry */
+    struct heft_object_flight *prev, *next;
+};
+
+struct heft_object_lane {
+    struct heft_transport *transport;
+    struct heft_worker *worker;
+    struct heft_job job;
+    int job_queued;                      /* under the lock, as the next two */
+    struct heft_object_flight *incoming; /* given to this lane, not begun */
+    uint32_t load;                       /* flights that are its */
+    CURLM *multi;                        /* the worker's, as all that follows; made at the first flight */
+    struct heft_timer timer;
+    struct heft_object_flight *flying;
+    struct heft_object_socket *sockets;
+};
+
+struct heft_transport {
+    struct heft_transport_host host;
+    struct heft_object_limits limits;
+    pthread_mutex_t lock;
+    pthread_cond_t quiet; /* a task ended, or a job went idle */
+    struct heft_object_store *store;
+    struct heft_object_task *queue, **queue_last, *free_tasks;
+    struct heft_object_flight *free_flights;
+    uint32_t active;    /* flights */
+    uint32_t limit;     /* flights that there may be now */
+    uint32_t busy_jobs; /* lane jobs queued or running */
+    int closing;
+    /* Growth: the rate of the window before, and what this one has so far. */
+    uint64_t window_start_ns, window_bytes, last_rate;
+    uint32_t window_parts;
+    uint64_t calm_until_ns; /* the service asked for less: no growth before */
+    uint32_t lane_count;
+    struct heft_object_lane *lanes;
+};
+
+struct heft_endpoint {
+    struct heft_transport *transport;
+    struct heft_object_task *tasks;
+    uint32_t active; /* tasks whose done has not returned */
+    int failed;
+};
+
+/* lane.c: without the lock. */
+void heft_object_lane_init(struct heft_transport *transport, uint32_t index);
+/* Looks at `incoming`, ended tasks and closing soon, on the lane's worker. */
+void heft_object_lane_kick(struct heft_object_lane *lane);
+
+/* object.c */
+/* The flight is over: its task counts it, and what waits may begin. It is the free list's afterwards. */
+void heft_object_flight_end(struct heft_object_flight *flight, int status, const struct heft_error *error);
+/* The service asks for less. */
+void heft_object_slow_down(struct heft_transport *transport);
+
+#endif

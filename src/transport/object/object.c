@@ -1,0 +1,544 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The transport's table, and tasks from post to done.
+ *
+ * Tasks wait in one queue; as long as fewer ranges fly than the limit allows, the first task's next part is
+ * cut and given to the lane that has the least. The limit begins small and doubles while that brings more
+ * bytes a second; a service that asks for less (429, 503) halves it.
+ */
+#include "base/clock.h"
+#include "base/error.h"
+#include "base/log.h"
+#include "transport/object/lane.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define SCORE 500
+#define KEPT_ORDER 65536u
+#define CALM_NS (5 * HEFT_NS_PER_S)         /* no growth for so long after a "slow down" */
+#define SLOW_DOWN_NS (250 * HEFT_NS_PER_MS) /* what comes within is the same "slow down" */
+
+/* ---- open and close ---- */
+
+static void free_transport(struct heft_transport *transport)
+{
+    struct heft_object_flight *flight;
+
+    while ((flight = transport->free_flights) != NULL) {
+        transport->free_flights = flight->next;
+        if (flight->has_handle)
+            heft_object_exchange_free(&flight->exchange);
+        free(flight);
+    }
+    while (transport->free_tasks) {
+        struct heft_object_task *task = transport->free_tasks;
+
+        transport->free_tasks = task->next;
+        heft_object_parts_free(&task->parts);
+        free(task);
+    }
+    heft_object_store_free(transport->store);
+    free(transport->lanes);
+    (void)pthread_cond_destroy(&transport->quiet);
+    (void)pthread_mutex_destroy(&transport->lock);
+    free(transport);
+}
+
+static int object_open(const struct heft_transport_host *host, struct heft_transport **transport_out,
+                       struct heft_error *error)
+{
+    struct heft_transport *transport = calloc(1, sizeof(*transport));
+    uint32_t index;
+    int rc;
+
+    if (!transport)
+        return heft_error_set(error, HEFT_ERR_NO_MEMORY, "no memory for the object transport");
+    transport->host = *host;
+    transport->queue_last = &transport->queue;
+    (void)pthread_mutex_init(&transport->lock, NULL);
+    (void)pthread_cond_init(&transport->quiet, NULL);
+    rc = heft_object_limits_read(&transport->limits, error);
+    if (rc)
+        goto fail;
+    transport->limit = transport->limits.connections < HEFT_OBJECT_FIRST_CONNECTIONS
+                           ? transport->limits.connections
+                           : HEFT_OBJECT_FIRST_CONNECTIONS;
+    transport->lane_count = heft_pool_workers(host->pool);
+    if (transport->lane_count > HEFT_OBJECT_MAX_LANES)
+        transport->lane_count = HEFT_OBJECT_MAX_LANES;
+    transport->lanes = calloc(transport->lane_count, sizeof(*transport->lanes));
+    rc = transport->lanes ? HEFT_OK
+                          : heft_error_set(error, HEFT_ERR_NO_MEMORY, "no memory for the object transport");
+    for (index = 0; !rc && index < transport->limits.connections; index++) {
+        struct heft_object_flight *flight = calloc(1, sizeof(*flight));
+
+        if (!flight) {
+            rc = heft_error_set(error, HEFT_ERR_NO_MEMORY, "no memory for the object transport");
+            break;
+        }
+        flight->next = transport->free_flights;
+        transport->free_flights = flight;
+    }
+    if (rc)
+        goto fail;
+    for (index = 0; index < transport->lane_count; index++)
+        heft_object_lane_init(transport, index);
+    *transport_out = transport;
+    return HEFT_OK;
+
+fail:
+    free_transport(transport);
+    return rc;
+}
+
+/* After every endpoint is disconnected; not on a worker. */
+static void object_close(struct heft_transport *transport)
+{
+    uint32_t index;
+
+    HEFT_ASSERT(!heft_worker_self());
+    (void)pthread_mutex_lock(&transport->lock);
+    transport->closing = 1;
+    (void)pthread_mutex_unlock(&transport->lock);
+    for (index = 0; index < transport->lane_count; index++)
+        heft_object_lane_kick(&transport->lanes[index]);
+    (void)pthread_mutex_lock(&transport->lock);
+    while (transport->busy_jobs > 0)
+        (void)pthread_cond_wait(&transport->quiet, &transport->lock);
+    (void)pthread_mutex_unlock(&transport->lock);
+    free_transport(transport);
+}
+
+/* ---- regions and routes ---- */
+
+static int use_store(struct heft_transport *transport, struct heft_error *error)
+{
+    int rc = HEFT_OK;
+
+    (void)pthread_mutex_lock(&transport->lock);
+    if (!transport->store)
+        rc = heft_object_store_create(&transport->store, error);
+    (void)pthread_mutex_unlock(&transport->lock);
+    return rc;
+}
+
+static int object_region_add(struct heft_transport *transport, struct heft_transport_region *region,
+                             struct heft_error *error)
+{
+    struct heft_object *object;
+    int rc;
+
+    region->slot[transport->host.index] = NULL;
+    if (region->space != HEFT_SPACE_OBJECT)
+        return HEFT_OK;
+    rc = heft_object_curl_init(error);
+    if (!rc && heft_object_scheme(region->url) == 2)
+        rc = use_store(transport, error);
+    if (!rc)
+        rc = heft_object_make(region->url, transport->store, &object, error);
+    if (rc)
+        return rc;
+    if (region->length_bytes && region->version && strlen(region->version) < sizeof(object->version)) {
+        object->size_bytes = region->length_bytes;
+        memcpy(object->version, region->version, strlen(region->version) + 1);
+    } else {
+        rc = heft_object_head(&transport->limits, object, error);
+        if (!rc && region->length_bytes > object->size_bytes)
+            rc = heft_error_set(error, HEFT_ERR_TRUNCATED,
+                                "%s has %" PRIu64 " bytes, %" PRIu64 " were to be registered", object->shown,
+                                object->size_bytes, region->length_bytes);
+        if (!rc && region->version && strcmp(region->version, object->version) != 0)
+            rc = heft_error_set(error, HEFT_ERR_CHANGED, "%s is version %s, not %s", object->shown,
+                                object->version[0] ? object->version : "(none)", region->version);
+        if (rc) {
+            heft_object_free(object);
+            return rc;
+        }
+        if (!region->length_bytes)
+            region->length_bytes = object->size_bytes;
+    }
+    region->slot[transport->host.index] = object;
+    return HEFT_OK;
+}
+
+static void object_region_remove(struct heft_transport *transport, struct heft_transport_region *region)
+{
+    if (region->space != HEFT_SPACE_OBJECT)
+        return;
+    heft_object_free(region->slot[transport->host.index]);
+    region->slot[transport->host.index] = NULL;
+}
+
+static void object_score(struct heft_transport *transport, struct heft_endpoint *endpoint,
+                         const struct heft_route_query *query, struct heft_route_score *score_out)
+{
+    (void)endpoint;
+    score_out->score = 0;
+    if (query->peer)
+        (void)snprintf(score_out->reason, sizeof(score_out->reason), "only objects and memory of one agent");
+    else if (query->local != HEFT_SPACE_HOST || query->remote != HEFT_SPACE_OBJECT)
+        (void)snprintf(score_out->reason, sizeof(score_out->reason), "only from an object to host memory");
+    else if (query->op != HEFT_OP_READ)
+        (void)snprintf(score_out->reason, sizeof(score_out->reason), "objects are read, not written");
+    else if (query->remote_region && !query->remote_region->slot[transport->host.index])
+        (void)snprintf(score_out->reason, sizeof(score_out->reason), "this object could not be taken");
+    else {
+        score_out->score = SCORE;
+        (void)snprintf(score_out->reason, sizeof(score_out->reason),
+                       "HTTP ranges of %" PRIu64 " MiB, up to %u connections", HEFT_OBJECT_PART_BYTES >> 20,
+                       transport->limits.connections);
+    }
+}
+
+/* ---- handing out parts ---- */
+
+static void drop_from_queue(struct heft_transport *transport, struct heft_object_task *task)
+{
+    struct heft_object_task **at = &transport->queue;
+
+    while (*at && *at != task)
+        at = &(*at)->queue_next;
+    if (!*at)
+        return;
+    *at = task->queue_next;
+    if (!*at)
+        transport->queue_last = at;
+}
+
+static struct heft_object_lane *least_loaded(struct heft_transport *transport)
+{
+    struct heft_object_lane *best = &transport->lanes[0];
+    uint32_t index;
+
+    for (index = 1; index < transport->lane_count; index++)
+        if (transport->lanes[index].load < best->load)
+            best = &transport->lanes[index];
+    return best;
+}
+
+/* Gives lanes what may fly now; bit i of the result: lane i got something. Under the lock. */
+static uint32_t dispatch(struct heft_transport *transport)
+{
+    uint32_t lanes = 0;
+
+    while (transport->queue && transport->active < transport->limit) {
+        struct heft_object_task *task = transport->queue;
+        struct heft_object_flight *flight = transport->free_flights;
+        struct heft_object_lane *lane = least_loaded(transport);
+
+        HEFT_ASSERT(flight);
+        if (transport->active == 0 || !transport->window_start_ns) {
+            transport->window_start_ns = heft_now_ns(); /* idle time is nobody's rate */
+            transport->window_bytes = transport->window_parts = 0;
+        }
+        HEFT_ASSERT(heft_object_parts_cut(&task->parts, HEFT_OBJECT_PART_BYTES, &flight->part));
+        transport->free_flights = flight->next;
+        flight->task = task;
+        flight->lane = lane;
+        flight->next = lane->incoming;
+        lane->incoming = flight;
+        lane->load++;
+        transport->active++;
+        task->outstanding++;
+        task->cut = !heft_object_parts_left(&task->parts);
+        if (task->cut)
+            drop_from_queue(transport, task);
+        lanes |= 1u << (uint32_t)(lane - transport->lanes);
+    }
+    return lanes;
+}
+
+static void kick(struct heft_transport *transport, uint32_t lanes)
+{
+    uint32_t index;
+
+    for (index = 0; index < transport->lane_count; index++)
+        if (lanes >> index & 1)
+            heft_object_lane_kick(&transport->lanes[index]);
+}
+
+/* One more part arrived: when a window is full, does the limit pay? Under the lock. */
+static void adapt(struct heft_transport *transport, uint64_t bytes)
+{
+    uint64_t now = heft_now_ns(), took, rate;
+    uint32_t most = transport->limits.connections;
+
+    transport->window_bytes += bytes;
+    transport->window_parts++;
+    if (transport->window_parts < transport->limit || now <= transport->window_start_ns)
+        return;
+    took = now - transport->window_start_ns;
+    rate = (uint64_t)((double)transport->window_bytes * (double)HEFT_NS_PER_S / (double)took);
+    if (transport->queue && now >= transport->calm_until_ns && transport->limit < most &&
+        rate > transport->last_rate + transport->last_rate / 20) {
+        transport->limit = transport->limit > most / 2 ? most : transport->limit * 2;
+        transport->last_rate = rate;
+    } else if (rate < transport->last_rate / 10 * 7 && transport->limit > HEFT_OBJECT_FIRST_CONNECTIONS) {
+        transport->limit -= transport->limit / 4; /* more was worse */
+        transport->last_rate = rate;
+    }
+    transport->window_start_ns = now;
+    transport->window_bytes = transport->window_parts = 0;
+}
+
+void heft_object_slow_down(struct heft_transport *transport)
+{
+    uint64_t now = heft_now_ns();
+
+    (void)pthread_mutex_lock(&transport->lock);
+    if (now + CALM_NS > transport->calm_until_ns + SLOW_DOWN_NS) {
+        transport->limit = transport->limit > 1 ? transport->limit / 2 : 1;
+        heft_log(HEFT_LOG_INFO, "the object store asks for less: %u ranges at once from now on",
+                 transport->limit);
+    }
+    transport->calm_until_ns = now + CALM_NS;
+    transport->last_rate = 0;
+    (void)pthread_mutex_unlock(&transport->lock);
+}
+
+/* ---- tasks ---- */
+
+/* The first failure stays, and nothing more is cut. Under the lock. */
+static void give_up(struct heft_transport *transport, struct heft_object_task *task, int status,
+                    const struct heft_error *error)
+{
+    if (task->status == 0) {
+        if (error && error->code)
+            task->error = *error;
+        else
+            (void)heft_error_set(&task->error, status, "%s", heft_error_text(status));
+        __atomic_store_n(&task->status, status, __ATOMIC_RELAXED);
+    }
+    if (!task->cut) {
+        task->cut = 1;
+        drop_from_queue(transport, task);
+    }
+}
+
+static void recycle(struct heft_transport *transport, struct heft_object_task *task)
+{
+    if (task->parts.order_capacity > KEPT_ORDER)
+        heft_object_parts_free(&task->parts);
+    task->next = transport->free_tasks;
+    transport->free_tasks = task;
+}
+
+/* Called with the lock, which it gives up: reports the task when nothing of it is left. */
+static void unlock_and_report(struct heft_transport *transport, struct heft_object_task *task)
+{
+    struct heft_endpoint *endpoint = task->endpoint;
+    struct heft_transport_op *op = task->op;
+    struct heft_error error = HEFT_ERROR_INIT;
+    int status;
+
+    if (!task->cut || task->outstanding > 0) {
+        (void)pthread_mutex_unlock(&transport->lock);
+        return;
+    }
+    if (task->prev)
+        task->prev->next = task->next;
+    else
+        endpoint->tasks = task->next;
+    if (task->next)
+        task->next->prev = task->prev;
+    status = task->status;
+    if (status == 0 && task->landed_bytes != op->total_bytes)
+        status = heft_error_set(&task->error, HEFT_ERR_INTERNAL,
+                                "%" PRIu64 " of %" PRIu64 " bytes arrived, and nothing failed",
+                                task->landed_bytes, op->total_bytes);
+    if (status) {
+        error = task->error;
+        op->failed_move = task->failed_move;
+    }
+    recycle(transport, task);
+    (void)pthread_mutex_unlock(&transport->lock);
+    op->done(op, status, status ? &error : NULL);
+    (void)pthread_mutex_lock(&transport->lock);
+    endpoint->active--;
+    (void)pthread_cond_broadcast(&transport->quiet);
+    (void)pthread_mutex_unlock(&transport->lock);
+}
+
+void heft_object_flight_end(struct heft_object_flight *flight, int status, const struct heft_error *error)
+{
+    struct heft_transport *transport = flight->lane->transport;
+    struct heft_object_task *task = flight->task;
+    uint32_t lanes;
+
+    (void)pthread_mutex_lock(&transport->lock);
+    task->landed_bytes += flight->part.landed_bytes;
+    if (status) {
+        if (task->status == 0)
+            task->failed_move = (int64_t)heft_object_part_move(&flight->part);
+        give_up(transport, task, status, error);
+    } else {
+        adapt(transport, flight->part.end - flight->part.begin);
+    }
+    flight->lane->load--;
+    transport->active--;
+    flight->next = transport->free_flights;
+    transport->free_flights = flight;
+    lanes = dispatch(transport);
+    (void)pthread_mutex_unlock(&transport->lock);
+    kick(transport, lanes); /* before the callback, which may take its time */
+    (void)pthread_mutex_lock(&transport->lock);
+    task->outstanding--;
+    unlock_and_report(transport, task);
+}
+
+/* ---- endpoints ---- */
+
+static int object_connect(struct heft_transport *transport, const struct heft_transport_peer *peer,
+                          struct heft_endpoint **endpoint_out, struct heft_error *error)
+{
+    struct heft_endpoint *endpoint;
+
+    if (peer)
+        return heft_error_set(error, HEFT_ERR_UNSUPPORTED, "the object transport reaches no peers");
+    endpoint = calloc(1, sizeof(*endpoint));
+    if (!endpoint)
+        return heft_error_set(error, HEFT_ERR_NO_MEMORY, "out of memory for an object endpoint");
+    endpoint->transport = transport;
+    *endpoint_out = endpoint;
+    return HEFT_OK;
+}
+
+static int check_moves(const struct heft_transport *transport, const struct heft_transport_op *op,
+                       struct heft_error *error)
+{
+    size_t index;
+
+    for (index = 0; index < op->move_count; index++) {
+        const struct heft_move *move = &op->moves[index];
+
+        if (op->kind != HEFT_OP_READ || move->local->space != HEFT_SPACE_HOST ||
+            move->remote->space != HEFT_SPACE_OBJECT || !move->remote->slot[transport->host.index])
+            return heft_error_set(error, HEFT_ERR_UNSUPPORTED,
+                                  "move %zu: only reads from an object to host memory", index);
+    }
+    return HEFT_OK;
+}
+
+static int object_post(struct heft_endpoint *endpoint, struct heft_transport_op *op, struct heft_error *error)
+{
+    struct heft_transport *transport = endpoint->transport;
+    struct heft_object_task *task;
+    struct heft_object_parts parts;
+    uint32_t lanes;
+    int rc = check_moves(transport, op, error);
+
+    if (rc)
+        return rc;
+    (void)pthread_mutex_lock(&transport->lock);
+    task = transport->free_tasks;
+    if (task)
+        transport->free_tasks = task->next;
+    (void)pthread_mutex_unlock(&transport->lock);
+    if (!task)
+        task = calloc(1, sizeof(*task));
+    if (!task)
+        return heft_error_set(error, HEFT_ERR_NO_MEMORY, "out of memory for an object operation");
+    parts = task->parts;
+    *task = (struct heft_object_task){.op = op, .endpoint = endpoint, .parts = parts, .failed_move = -1};
+    __atomic_store_n(&op->done_bytes, 0, __ATOMIC_RELAXED);
+    op->failed_move = -1;
+    if (heft_object_parts_prepare(&task->parts, op->moves, op->move_count))
+        rc = heft_error_set(error, HEFT_ERR_NO_MEMORY, "out of memory for an object operation");
+    task->cut = !rc && !heft_object_parts_left(&task->parts);
+    (void)pthread_mutex_lock(&transport->lock);
+    if (!rc && endpoint->failed)
+        rc = heft_error_set(error, endpoint->failed, "the object endpoint was ended");
+    if (rc) {
+        recycle(transport, task);
+        (void)pthread_mutex_unlock(&transport->lock);
+        return rc;
+    }
+    task->next = endpoint->tasks;
+    if (task->next)
+        task->next->prev = task;
+    endpoint->tasks = task;
+    endpoint->active++;
+    if (task->cut) { /* nothing to move */
+        unlock_and_report(transport, task);
+        return HEFT_OK;
+    }
+    *transport->queue_last = task;
+    transport->queue_last = &task->queue_next;
+    lanes = dispatch(transport);
+    (void)pthread_mutex_unlock(&transport->lock);
+    kick(transport, lanes);
+    return HEFT_OK;
+}
+
+static void object_cancel(struct heft_endpoint *endpoint, struct heft_transport_op *op)
+{
+    struct heft_transport *transport = endpoint->transport;
+    struct heft_object_task *task;
+
+    (void)pthread_mutex_lock(&transport->lock);
+    for (task = endpoint->tasks; task && task->op != op; task = task->next)
+        ;
+    if (!task) {
+        (void)pthread_mutex_unlock(&transport->lock);
+        return;
+    }
+    give_up(transport, task, HEFT_ERR_CANCELED, NULL);
+    unlock_and_report(transport, task);
+    kick(transport, UINT32_MAX);
+}
+
+static void object_fail(struct heft_endpoint *endpoint, int status, const struct heft_error *error)
+{
+    struct heft_transport *transport = endpoint->transport;
+    struct heft_object_task *task;
+
+    (void)pthread_mutex_lock(&transport->lock);
+    endpoint->failed = status;
+    for (task = endpoint->tasks; task; task = task->next)
+        give_up(transport, task, status, error);
+    /* Those without a flight are over now; reporting gives the lock up, so look again from the start. */
+    for (task = endpoint->tasks; task;) {
+        if (task->outstanding > 0) {
+            task = task->next;
+            continue;
+        }
+        unlock_and_report(transport, task);
+        (void)pthread_mutex_lock(&transport->lock);
+        task = endpoint->tasks;
+    }
+    (void)pthread_mutex_unlock(&transport->lock);
+    kick(transport, UINT32_MAX);
+}
+
+/* Not on a worker. What is waited for are lanes that let go of connections. */
+static void object_disconnect(struct heft_endpoint *endpoint)
+{
+    struct heft_transport *transport = endpoint->transport;
+
+    HEFT_ASSERT(!heft_worker_self());
+    object_fail(endpoint, HEFT_ERR_CANCELED, NULL);
+    (void)pthread_mutex_lock(&transport->lock);
+    while (endpoint->active > 0)
+        (void)pthread_cond_wait(&transport->quiet, &transport->lock);
+    (void)pthread_mutex_unlock(&transport->lock);
+    free(endpoint);
+}
+
+const struct heft_transport_ops heft_transport_object = {
+    .abi = HEFT_TRANSPORT_ABI,
+    .size = sizeof(struct heft_transport_ops),
+    .name = "object",
+    .open = object_open,
+    .close = object_close,
+    .region_add = object_region_add,
+    .region_remove = object_region_remove,
+    .score = object_score,
+    .connect = object_connect,
+    .disconnect = object_disconnect,
+    .fail = object_fail,
+    .post = object_post,
+    .cancel = object_cancel,
+};

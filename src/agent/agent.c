@@ -2,6 +2,7 @@
 #include "agent/agent_internal.h"
 #include "agent/inbox.h"
 #include "agent/peer.h"
+#include "agent/tether.h"
 
 #include "base/clock.h"
 #include "base/error.h"
@@ -407,6 +408,7 @@ static void end_sessions(struct heft_agent *agent)
             break;
     (void)pthread_mutex_unlock(&agent->region_lock);
     heft_agent_run_on(agent->control, drop_on_control, agent);
+    heft_agent_run_on(agent->control, heft_tethers_drop, agent);
     barrier(agent);
 }
 

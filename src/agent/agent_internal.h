@@ -40,6 +40,7 @@ struct heft_innote;
 struct heft_outnote;
 struct heft_counter;
 struct heft_peer_event;
+struct heft_tether;
 struct heft_listener;
 struct heft_document;
 
@@ -118,6 +119,8 @@ struct heft_agent {
     struct heft_timer conn_timer;
     uint64_t last_tick_ns;
     struct heft_table sessions;
+    struct heft_tether *tethers; /* newest first */
+    uint32_t tether_count;
     struct heft_session *pending_first, *pending_last;
     uint32_t pending_count;
     uint64_t next_session_id;
@@ -286,6 +289,7 @@ struct heft_peer {
     struct heft_conn conn;
     int conn_live;
     int conn_ending; /* said BYE, or was told it */
+    int held_fd;     /* of the ended connection, until no transfer uses the peer's memory; -1 */
     struct heft_job lost_job, free_job;
     int free_queued; /* under region_lock */
 };

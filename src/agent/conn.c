@@ -99,7 +99,7 @@ static void unlink_conn(struct heft_conn *conn)
 }
 
 /* Unread bytes would turn the close into a reset, and that may overtake what was said last. */
-static void close_read(int fd)
+void heft_conn_close_fd(int fd)
 {
     char waste[4096];
     int turn;
@@ -116,9 +116,11 @@ static void bury(struct heft_conn *conn)
 
     memcpy(text, conn->dead_text, sizeof(text));
     unlink_conn(conn);
-    if (conn->watch.fd >= 0)
-        close_read(conn->watch.fd);
-    conn->watch.fd = -1;
+    if (!conn->keeps_fd) {
+        if (conn->watch.fd >= 0)
+            heft_conn_close_fd(conn->watch.fd);
+        conn->watch.fd = -1;
+    }
     conn->ops->closed(conn, code, text);
 }
 
@@ -204,6 +206,7 @@ static void flush(struct heft_conn *conn)
         if (wrote < 0) {
             char reason[64];
 
+            conn->heard_end = 1;
             heft_conn_fail(conn, HEFT_ERR_PEER_LOST, strerror_r(errno, reason, sizeof(reason)));
             return;
         }
@@ -390,10 +393,12 @@ static int fill(struct heft_conn *conn, uint8_t *data, size_t *have, size_t want
         return !conn->dead;
     }
     if (got == 0) {
+        conn->heard_end = 1;
         heft_conn_fail(conn, HEFT_ERR_PEER_LOST, "the other side closed the connection");
     } else if (errno != EAGAIN && errno != EWOULDBLOCK) {
         char reason[64];
 
+        conn->heard_end = 1;
         heft_conn_fail(conn, HEFT_ERR_PEER_LOST, strerror_r(errno, reason, sizeof(reason)));
     }
     return 0;

@@ -66,7 +66,9 @@ struct heft_conn {
     struct heft_conn_fds *batches[HEFT_CONN_FD_BATCHES];
     size_t batch_count;
 
-    int inside; /* depth of enter: death is told at its end */
+    int heard_end; /* the other side ended it: nothing of it uses this side's memory any more */
+    int keeps_fd;  /* `closed` takes over watch.fd */
+    int inside;    /* depth of enter: death is told at its end */
     int dead;
     int dead_code;
     char dead_text[200];
@@ -99,6 +101,8 @@ int heft_conn_detach(struct heft_conn *conn);
  * frees and closes. */
 struct heft_conn_fds *heft_conn_take_fds(struct heft_conn *conn, size_t count);
 void heft_conn_fds_free(struct heft_conn_fds *batch);
+/* Reads what is there, then closes. */
+void heft_conn_close_fd(int fd);
 /* Heartbeats, time-outs: for every connection of the agent, on its control worker. */
 void heft_conn_tick(struct heft_agent *agent, uint64_t now_ns);
 void heft_conn_timer_fire(struct heft_timer *timer);

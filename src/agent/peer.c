@@ -51,6 +51,7 @@ int heft_peer_new(struct heft_agent *agent, const char *name, struct heft_peer *
         return heft_error_set(error, HEFT_ERR_NO_MEMORY, "out of memory for a peer");
     peer->agent = agent;
     peer->refs = 1;
+    peer->held_fd = -1;
     (void)snprintf(peer->name, sizeof(peer->name), "%s", name);
     (void)pthread_mutex_init(&peer->connect_lock, NULL);
     (void)pthread_mutex_init(&peer->map_lock, NULL);
@@ -80,6 +81,8 @@ void heft_peer_unref(struct heft_peer *peer)
     (void)pthread_mutex_destroy(&peer->lock);
     (void)pthread_cond_destroy(&peer->cond);
     heft_table_free(&peer->regions);
+    if (peer->held_fd >= 0)
+        heft_conn_close_fd(peer->held_fd);
     memset(peer->secret, 0, sizeof(peer->secret));
     free(peer->addresses);
     free(peer);
@@ -145,6 +148,13 @@ static void peer_closed(struct heft_conn *conn, int code, const char *text)
     struct heft_peer *peer = HEFT_CONTAINER_OF(conn, struct heft_peer, conn);
 
     peer->conn_live = 0;
+    /* The peer takes the end of the connection for the end of all uses of its memory. */
+    (void)pthread_mutex_lock(&peer->lock);
+    if (peer->active)
+        peer->held_fd = conn->watch.fd;
+    (void)pthread_mutex_unlock(&peer->lock);
+    if (peer->held_fd < 0 && conn->watch.fd >= 0)
+        heft_conn_close_fd(conn->watch.fd);
     /* Whatever broke it, a peer that can't be heard is lost; only silence has a code of its own. */
     peer_lost(peer, code == HEFT_ERR_STALLED || code == HEFT_ERR_PROTOCOL ? code : HEFT_ERR_PEER_LOST, text);
 }
@@ -228,6 +238,7 @@ static void start_on_control(void *context)
                                call->error);
     peer->conn_live = call->rc == 0;
     peer->conn.takes_fds = call->is_unix;
+    peer->conn.keeps_fd = call->is_unix;
 }
 
 static void end_on_control(void *context)

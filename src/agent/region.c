@@ -405,8 +405,8 @@ int heft_region_deregister(struct heft_region *region, struct heft_error *error)
     (void)pthread_mutex_unlock(&agent->region_lock);
     if (holders)
         return heft_error_set(error, HEFT_ERR_BUSY,
-                              "region %llu is still being read by %u peers of this host; it takes no new "
-                              "readers, deregister it again",
+                              "region %llu is still in use by %u peers of this host; it takes no new "
+                              "ones, deregister it again",
                               (unsigned long long)id, holders);
     remove_from_transports(region);
     heft_region_unref(region);

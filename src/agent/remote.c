@@ -241,6 +241,10 @@ void heft_remote_free_job(struct heft_job *job, struct heft_worker *worker)
     (void)pthread_mutex_unlock(&peer->lock);
     if (!active && peer->conn_live && peer->conn_ending)
         heft_conn_fail(&peer->conn, HEFT_ERR_PEER_LOST, "it said goodbye");
+    if (!active && peer->held_fd >= 0) {
+        heft_conn_close_fd(peer->held_fd);
+        peer->held_fd = -1;
+    }
     heft_peer_unref(peer);
 }
 

@@ -6,6 +6,7 @@
 #include "agent/agent_internal.h"
 #include "agent/handshake.h"
 #include "agent/inbox.h"
+#include "agent/tether.h"
 
 #include "base/clock.h"
 #include "base/digest.h"
@@ -25,12 +26,6 @@
 
 enum stage { STAGE_HELLO, STAGE_AUTH, STAGE_LIVE };
 
-/* A region that the peer was told to let go. */
-struct gone {
-    struct gone *next;
-    struct heft_region *region;
-};
-
 struct doc_get {
     uint64_t request_id;
     struct heft_blob *blob;
@@ -49,7 +44,7 @@ struct heft_session {
     uint8_t secret[HEFT_KEY_BYTES];
     uint32_t transport_index; /* of a data stream */
     uint64_t last_sequence;   /* the newest region that it was told */
-    struct gone *gone;
+    struct heft_gone *gone;
     struct doc_get gets[HEFT_AGENT_DOC_GETS_MAX];
     size_t get_count;
     struct heft_inbox *inbox; /* live: what it tells */
@@ -406,6 +401,8 @@ static void collect(struct heft_session *session, struct region_batch *batch)
         /* Addresses are of use, and shown, to processes of this host alone. */
         if (session->conn.is_unix)
             entry->address = (uint64_t)(uintptr_t)region->t.address;
+        if (session->conn.is_unix && (region->t.flags & HEFT_REGION_REMOTE_WRITE))
+            session->conn.keeps_fd = 1; /* see tether.h */
         if (fd >= 0)
             batch->fds[batch->fd_count++] = fd;
         session->last_sequence = region->sequence;
@@ -473,48 +470,27 @@ void heft_sessions_withdraw(struct heft_agent *agent, struct heft_region *region
 {
     struct heft_conn *conn, *next;
 
+    heft_tethers_withdraw(agent, region);
     for (conn = agent->conns; conn; conn = next) {
-        struct heft_session *session = live_session(conn);
-        struct gone *gone = NULL;
+        struct heft_session *session = conn->ops == &session_ops ? session_of(conn) : NULL;
         struct heft_buf buf;
 
         next = conn->next;
-        if (!session || session->last_sequence < region->sequence)
+        if (!session || session->stage != STAGE_LIVE || conn->dead ||
+            session->last_sequence < region->sequence)
             continue;
-        /* Only a process of this host can read without this agent's help: only it must answer. */
-        if (conn->is_unix) {
-            gone = malloc(sizeof(*gone));
-            if (!gone) {
-                heft_conn_fail(conn, HEFT_ERR_NO_MEMORY, "out of memory to withdraw a region");
-                continue;
-            }
-            gone->region = region;
-            gone->next = session->gone;
-            session->gone = gone;
-            heft_region_ref(region);
-            (void)pthread_mutex_lock(&agent->region_lock);
-            region->holders++;
-            (void)pthread_mutex_unlock(&agent->region_lock);
+        /* Only a process of this host can use it without this agent's help: only that must answer, or end. */
+        if (conn->is_unix && heft_gone_add(agent, &session->gone, region)) {
+            heft_conn_fail(conn, HEFT_ERR_NO_MEMORY, "out of memory to withdraw a region");
+            continue;
         }
+        if (conn->state != HEFT_CONN_LIVE) /* it has heard the last word */
+            continue;
         heft_buf_init(&buf, HEFT_FRAME_CONTROL_MAX_BYTES);
         heft_wire_put_ids(&buf, agent->region_epoch, &region->t.id, 1);
         heft_conn_send(conn, HEFT_FRAME_REGION_GONE, 0, &buf);
         heft_buf_free(&buf);
     }
-}
-
-static void let_go(struct heft_session *session, struct gone **at)
-{
-    struct heft_agent *agent = session->agent;
-    struct gone *gone = *at;
-
-    *at = gone->next;
-    (void)pthread_mutex_lock(&agent->region_lock);
-    gone->region->holders--;
-    (void)pthread_cond_broadcast(&agent->region_cond);
-    (void)pthread_mutex_unlock(&agent->region_lock);
-    heft_region_unref(gone->region);
-    free(gone);
 }
 
 static void on_region_free(struct heft_session *session, const struct heft_frame *frame,
@@ -528,12 +504,12 @@ static void on_region_free(struct heft_session *session, const struct heft_frame
         return;
     }
     for (index = 0; index < ids.count; index++) {
-        struct gone **at = &session->gone;
+        struct heft_gone **at = &session->gone;
 
         while (*at && (*at)->region->t.id != heft_wire_get_id(&ids, index))
             at = &(*at)->next;
         if (*at)
-            let_go(session, at);
+            heft_gone_drop(session->agent, at);
     }
 }
 
@@ -726,8 +702,12 @@ static void session_closed(struct heft_conn *conn, int code, const char *text)
         free(session);
         return;
     }
+    if (conn->keeps_fd && !session->bye && !conn->heard_end && !agent->closing)
+        heft_tether_start(agent, conn->watch.fd, session->last_sequence, &session->gone);
+    else if (conn->keeps_fd)
+        heft_conn_close_fd(conn->watch.fd);
     while (session->gone)
-        let_go(session, &session->gone);
+        heft_gone_drop(agent, &session->gone);
     while (session->get_count)
         heft_blob_unref(session->gets[--session->get_count].blob);
     (void)heft_error_set(&ended, code ? code : HEFT_ERR_PEER_LOST, "%s", text);

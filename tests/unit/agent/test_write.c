@@ -360,6 +360,125 @@ static void what_may_not_be_written_is_refused_and_stays_as_it_was(void **state)
     check_refusals("127.0.0.1:0", "tcp");
 }
 
+/* ---- a writer that is frozen ---- */
+
+#define LARGE_BYTES ((uint64_t)64 << 20)
+
+/* Connects to the agent on its standard input and writes all of its first region again and again. */
+static int write_main(void)
+{
+    struct heft_run run = {.length_bytes = LARGE_BYTES, .count = 1};
+    struct heft_xfer_options options = HEFT_XFER_OPTIONS_INIT;
+    struct heft_agent *agent;
+    struct heft_peer *peer;
+    struct heft_xfer *xfer;
+    struct served served;
+    void *bytes = calloc(1, LARGE_BYTES);
+    int told = 0;
+
+    other_read(0, &served, sizeof(served));
+    agent = open_agent("writer", NULL, NULL);
+    peer = served_connect(agent, &served);
+    run.local_region = register_bytes(agent, bytes, LARGE_BYTES, 0);
+    run.remote_region = served.regions[0];
+    options.require = "local";
+    if (heft_xfer_create(agent, HEFT_OP_WRITE, peer, &run, 1, &options, &xfer, NULL))
+        return 4;
+    while (heft_xfer_post(xfer, NULL) == 0 && heft_xfer_wait(xfer, 60000) == 0)
+        if (!told++)
+            other_write(1, "w", 1);
+    if (heft_xfer_release(xfer) || heft_agent_close(agent, NULL))
+        return 5;
+    free(bytes);
+    return 0;
+}
+
+struct frozen {
+    struct heft_agent *agent;
+    struct heft_memory *memory;
+    struct heft_region *region;
+    struct other other;
+};
+
+static int is_lost(void *context)
+{
+    const struct frozen *frozen = context;
+
+    return STAT(frozen->agent, peers_lost) == 1;
+}
+
+static int comes_free(void *context)
+{
+    const struct frozen *frozen = context;
+
+    return heft_region_deregister(frozen->region, NULL) == 0;
+}
+
+static void freeze_a_writer(struct frozen *frozen)
+{
+    struct heft_agent_options options = HEFT_AGENT_OPTIONS_INIT;
+    struct served served = {.name = ""};
+    struct heft_error error = HEFT_ERROR_INIT;
+    char said;
+
+    options.name = "taker";
+    options.listen = "unix";
+    options.heartbeat_ms = 50;
+    options.peer_timeout_ms = 500;
+    assert_int_equal(heft_agent_open(&options, &frozen->agent, NULL), 0);
+    assert_int_equal(heft_memory_alloc(LARGE_BYTES, 0, &frozen->memory, NULL), 0);
+    frozen->region = register_memory(frozen->agent, frozen->memory);
+    served_fill(&served, frozen->agent);
+    served.regions[0] = heft_region_id(frozen->region);
+    other_start(&frozen->other, "write", "");
+    other_write(frozen->other.in, &served, sizeof(served));
+    other_read(frozen->other.out, &said, 1);
+    assert_int_equal(kill(frozen->other.pid, SIGSTOP), 0);
+    eventually(is_lost, frozen);
+    /* Its session is over, but a write of it may be half done: the memory is not given back. */
+    assert_int_equal(heft_region_deregister(frozen->region, &error), HEFT_ERR_BUSY);
+    assert_int_equal(heft_region_deregister(frozen->region, &error), HEFT_ERR_BUSY);
+}
+
+static void frozen_close(struct frozen *frozen)
+{
+    assert_int_equal(heft_agent_close(frozen->agent, NULL), 0);
+    heft_memory_free(frozen->memory);
+}
+
+static void memory_comes_free_when_a_frozen_writer_has_heard_the_end(void **state)
+{
+    struct frozen frozen;
+
+    (void)state;
+    freeze_a_writer(&frozen);
+    assert_int_equal(kill(frozen.other.pid, SIGCONT), 0);
+    eventually(comes_free, &frozen);
+    other_end(&frozen.other, 0); /* it left by itself */
+    frozen_close(&frozen);
+}
+
+static void memory_comes_free_when_a_frozen_writer_is_killed(void **state)
+{
+    struct frozen frozen;
+
+    (void)state;
+    freeze_a_writer(&frozen);
+    other_end(&frozen.other, SIGKILL);
+    eventually(comes_free, &frozen);
+    frozen_close(&frozen);
+}
+
+static void an_agent_closes_though_a_writer_is_frozen(void **state)
+{
+    struct frozen frozen;
+
+    (void)state;
+    freeze_a_writer(&frozen);
+    frozen_close(&frozen);
+    other_end(&frozen.other, SIGKILL);
+}
+
 int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
@@ -370,10 +489,15 @@ int main(int argc, char **argv)
         cmocka_unit_test(over_tcp),
         cmocka_unit_test(over_tcp_across_4_gib),
         cmocka_unit_test(what_may_not_be_written_is_refused_and_stays_as_it_was),
+        cmocka_unit_test(memory_comes_free_when_a_frozen_writer_has_heard_the_end),
+        cmocka_unit_test(memory_comes_free_when_a_frozen_writer_is_killed),
+        cmocka_unit_test(an_agent_closes_though_a_writer_is_frozen),
     };
 
     (void)signal(SIGPIPE, SIG_IGN);
     if (argc == 3 && strcmp(argv[1], "serve") == 0)
         return serve_main(argv[2]);
+    if (argc == 3 && strcmp(argv[1], "write") == 0)
+        return write_main();
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

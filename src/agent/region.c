@@ -226,11 +226,7 @@ static int add_to_transports(struct heft_region *region, struct heft_error *erro
     const char *only = region->t.space == HEFT_SPACE_CUDA     ? "cuda"
                        : region->t.space == HEFT_SPACE_OBJECT ? "object"
                                                               : NULL;
-    int rc =
-        only ? heft_error_set(error, HEFT_ERR_UNSUPPORTED,
-                              "%s the %s transport, which this agent was told not to use",
-                              region->t.space == HEFT_SPACE_CUDA ? "GPU memory needs" : "objects need", only)
-             : HEFT_OK;
+    int rc = only ? HEFT_ERR_UNSUPPORTED : HEFT_OK, decided = 0;
     uint32_t index;
 
     for (index = 0; index < agent->transport_count; index++) {
@@ -241,6 +237,7 @@ static int add_to_transports(struct heft_region *region, struct heft_error *erro
 
         if (decides) {
             rc = failed;
+            decided = 1;
             if (failed && error)
                 *error = why;
         } else if (failed && entry->transport) {
@@ -248,6 +245,9 @@ static int add_to_transports(struct heft_region *region, struct heft_error *erro
                      entry->ops.name, (unsigned long long)region->t.id, why.text);
         }
     }
+    if (rc && !decided)
+        (void)heft_error_set(error, rc, "%s the %s transport, which this agent was told not to use",
+                             region->t.space == HEFT_SPACE_CUDA ? "GPU memory needs" : "objects need", only);
     return rc;
 }
 

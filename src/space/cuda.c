@@ -291,6 +291,16 @@ int heft_cuda_enter(int device, struct heft_error *error)
     return result ? heft_cuda_error(error, result, "making GPU %d current", device) : HEFT_OK;
 }
 
+int heft_cuda_used_device(void)
+{
+    int device;
+
+    for (device = 0; device < HEFT_CUDA_MAX_DEVICES; device++)
+        if (__atomic_load_n(&contexts[device], __ATOMIC_ACQUIRE))
+            return device;
+    return 0;
+}
+
 void heft_cuda_leave(void)
 {
     heft_cu_context context = NULL;

@@ -51,6 +51,8 @@ int heft_cuda_parse_device(const char *text, int *device_out, struct heft_error 
 /* Makes the device's primary context current on this thread, until leave. */
 int heft_cuda_enter(int device, struct heft_error *error);
 void heft_cuda_leave(void);
+/* A device whose context this process has already (another one costs hundreds of ms), else 0. */
+int heft_cuda_used_device(void);
 /* Lets kernels on `device` touch plain memory of `peer`. 0 also when it was so; else they can't. Inside
  * enter(device). */
 int heft_cuda_enable_peer(int device, int peer);

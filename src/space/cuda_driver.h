@@ -49,7 +49,6 @@ enum {
     HEFT_CU_POINTER_RANGE_START = 11,
     HEFT_CU_POINTER_RANGE_SIZE = 12,
     HEFT_CU_POINTER_HANDLE_TYPES = 14,
-    HEFT_CU_POINTER_ACCESS = 16,
     HEFT_CU_POINTER_MEMPOOL = 17,
     HEFT_CU_POINTER_MAPPING_SIZE = 18,
     HEFT_CU_POINTER_MAPPING_START = 19,
@@ -136,6 +135,8 @@ struct heft_cu_access {
     X(mem_unmap, cuMemUnmap, (heft_cu_pointer pointer, size_t bytes))                                       \
     X(mem_access, cuMemSetAccess,                                                                           \
       (heft_cu_pointer pointer, size_t bytes, const struct heft_cu_access *access, size_t count))           \
+    X(mem_get_access, cuMemGetAccess,                                                                       \
+      (unsigned long long *flags_out, const struct heft_cu_location *location, heft_cu_pointer pointer))    \
     X(mem_export, cuMemExportToShareableHandle,                                                             \
       (void *shareable_out, heft_cu_handle handle, int type, unsigned long long flags))                     \
     X(mem_import, cuMemImportFromShareableHandle, (heft_cu_handle * handle_out, void *shareable, int type)) \

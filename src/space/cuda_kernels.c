@@ -21,7 +21,7 @@
 #define DIGEST_GRID 2048u
 #define DIGEST_WARPS 4u /* as in src/kernels/kernels.cu */
 #define DIGEST_THREADS ((DIGEST_WARPS + 1) * 32)
-#define READ_BYTES ((uint64_t)4 << 20)
+#define READ_BYTES ((uint64_t)1 << 20)
 #define WAIT_NS (60 * HEFT_NS_PER_S)
 #define SPIN_NS UINT64_C(30000)
 

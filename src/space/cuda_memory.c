@@ -25,25 +25,12 @@ static uint64_t round_up(uint64_t value, uint64_t unit)
     return (value + unit - 1) / unit * unit;
 }
 
-/* All devices of this process that can reach it may use it: the driver copies and kernels of peers too. */
-int heft_cuda_set_access(const struct heft_cu *cu, int device, uint64_t address, uint64_t bytes)
+int heft_cuda_grant(const struct heft_cu *cu, int device, uint64_t address, uint64_t bytes)
 {
-    struct heft_cu_access access[HEFT_CUDA_MAX_DEVICES];
-    int index, count = heft_cuda_device_count(), can;
-    heft_cu_device here, there;
-    size_t used = 0;
+    struct heft_cu_access access = {.location = {HEFT_CU_LOCATION_DEVICE, device},
+                                    .flags = HEFT_CU_ACCESS_READ_WRITE};
 
-    for (index = 0; index < count; index++) {
-        can = index == device;
-        if (!can && device >= 0 &&
-            (cu->device_get(&there, device) || cu->device_get(&here, index) ||
-             cu->device_peer(&can, here, there)))
-            can = 0;
-        if (can || device < 0)
-            access[used++] = (struct heft_cu_access){.location = {HEFT_CU_LOCATION_DEVICE, index},
-                                                     .flags = HEFT_CU_ACCESS_READ_WRITE};
-    }
-    return used ? cu->mem_access(address, bytes, access, used) : HEFT_CU_INVALID_VALUE;
+    return cu->mem_access(address, bytes, &access, 1);
 }
 
 static void unmap(const struct heft_cu *cu, struct heft_device_memory *memory)
@@ -112,7 +99,7 @@ static int map_all(const struct heft_cu *cu, struct heft_device_memory *memory, 
         if (rc)
             return rc;
     }
-    result = heft_cuda_set_access(cu, memory->info.device, address, total);
+    result = heft_cuda_grant(cu, memory->info.device, address, total);
     return result ? heft_cuda_error(error, result, "opening %" PRIu64 " bytes of GPU %d to use", total,
                                     memory->info.device)
                   : HEFT_OK;

@@ -12,7 +12,8 @@
 /* As heft_device_memory_alloc; piece_bytes 0: 1 GiB or more each. */
 int heft_device_memory_alloc_pieces(int device, uint64_t length_bytes, uint64_t piece_bytes,
                                     struct heft_device_memory **memory_out, struct heft_error *error);
-/* Opens mapped memory of `device` (-1: not known) to every device that can reach it; the driver's code. */
-int heft_cuda_set_access(const struct heft_cu *cu, int device, uint64_t address, uint64_t bytes);
+/* Lets `device` use mapped memory, all of it one mapping behind the other; the driver's code. Others keep
+ * what they may. */
+int heft_cuda_grant(const struct heft_cu *cu, int device, uint64_t address, uint64_t bytes);
 
 #endif

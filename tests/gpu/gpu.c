@@ -142,7 +142,7 @@ int main(int argc, char **argv)
     int failed = 0;
 
     gpu_program = "/proc/self/exe";
-    gpu_is_fake = getenv("FAKE_CUDA") != NULL;
+    gpu_is_fake = getenv("FAKE_CUDA") != NULL || getenv("HEFT_TEST_QUICK") != NULL; /* small sizes */
     if (heft_cuda_load(&gpu_cu, &gpu_error)) {
         (void)printf("skip  all: %s\n", gpu_error.text);
         return 77;

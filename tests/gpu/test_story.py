@@ -20,6 +20,11 @@ def gpus(fleet):
     return len(found)
 
 
+def said(what, report):
+    print(f"    {what}: {report['rate'] / 1e9:.1f} GB/s; " +
+          ", ".join(f"{k} {v:.3f}" for k, v in report["stages"].items() if v >= 0.0005), flush=True)
+
+
 def routes(report):
     return sorted({r["transport"] for s in report["sources"] for r in s["routes"] if r["bytes"]})
 
@@ -36,7 +41,7 @@ def disk_to_gpu_to_gpu_and_back():
         second = fleet.load(model, "--device", other, "--source", "peer", "--directory", directory)
         assert second["sha256"] == expected
         assert routes(second) == ["cuda"] and second["verified"]["blocks"] == second["verified"]["blocks_total"] > 0
-        print(f"    GPU to {other}: {second['rate'] / 1e9:.1f} GB/s, {second['seconds']:.3f} s")
+        said(f"GPU to {other}", second)
         two = fleet.serve(model, "two", directory, "--device", other, "--source", "peer")
         two.line("serving as")
         back = fleet.load(model, "--device", "cuda:0", "--source", "peer", "--directory", directory)
@@ -45,9 +50,37 @@ def disk_to_gpu_to_gpu_and_back():
         assert to_host["sha256"] == expected and routes(to_host) == ["cuda"]
         from_disk = fleet.load(model, "--device", "cuda:0", "--source", "file")
         assert from_disk["sha256"] == expected and routes(from_disk) == ["cuda"]
-        print(f"    files to GPU: {from_disk['rate'] / 1e9:.1f} GB/s; GPU to host {to_host['rate'] / 1e9:.1f} GB/s")
+        said("files to GPU", from_disk)
+        said("GPU to host", to_host)
         mixed = fleet.load(model, "--device", "cuda:0", "--source", "file+peer", "--directory", directory)
         assert mixed["sha256"] == expected
+        return None
+
+
+def rates_of_larger_loads():
+    """No digests outside: what the load itself takes."""
+    with f.Fleet() as fleet:
+        count = gpus(fleet)
+        if FAKE or count == 0:
+            return "no GPU"
+        other = f"cuda:{1 if count > 1 else 0}"
+        model, directory = fleet.model(size=os.environ.get("HEFT_TEST_LARGE", "16G")), "file:" + fleet.path("fleet.json")
+        fleet.serve(model, "one", directory, "--device", "cuda:0", "--source", "file").line("serving as")
+        for what, more in (("files to GPU", ["--source", "file"]),
+                           ("files to GPU, unverified", ["--source", "file", "--no-verify"]),
+                           ("GPU to GPU", ["--source", "peer"]),
+                           ("GPU to GPU, unverified", ["--source", "peer", "--no-verify"]),
+                           ("GPU to GPU again", ["--source", "peer"]),
+                           ("GPU to GPU, 64M chunks", ["--source", "peer", "--chunk", "64M"]),
+                           ("GPU to GPU, 32M chunks", ["--source", "peer", "--chunk", "32M"]),
+                           ("GPU to GPU, 8M chunks", ["--source", "peer", "--chunk", "8M"]),
+                           ("GPU to GPU, 64M chunks, again", ["--source", "peer", "--chunk", "64M"]),
+                           ("files to GPU, 16 workers", ["--source", "file", "--workers", "16"]),
+                           ("files to GPU, 24 workers", ["--source", "file", "--workers", "24"])):
+            code, out, err = fleet.run("load", model, "--json", "--quiet", "--device", other, "--directory", directory,
+                                       *more)
+            assert code == 0, err
+            said(what, json.loads(out))
         return None
 
 
@@ -59,7 +92,7 @@ def a_host_replica_is_a_source_for_gpus():
         fleet.serve(model, "one", directory).line("serving as")
         report = fleet.load(model, "--device", "cuda:0", "--source", "peer", "--directory", directory)
         assert report["sha256"] == f.sha256_of_tensors(model) and routes(report) == ["cuda"]
-        print(f"    host replica to GPU: {report['rate'] / 1e9:.1f} GB/s")
+        said("host replica to GPU", report)
         ranks = fleet.load(model, "--device", "cuda:0", "--ranks", "4", "--rank", "2", "--split", "column", "--source",
                            "peer", "--directory", directory)
         on_host = fleet.load(model, "--ranks", "4", "--rank", "2", "--split", "column", "--source", "file")
@@ -125,5 +158,5 @@ def the_plan_says_how():
         return None
 
 
-f.main([disk_to_gpu_to_gpu_and_back, a_host_replica_is_a_source_for_gpus, unverified_replicas_make_their_digests_on_the_gpu,
+f.main([disk_to_gpu_to_gpu_and_back, rates_of_larger_loads, a_host_replica_is_a_source_for_gpus, unverified_replicas_make_their_digests_on_the_gpu,
         a_killed_source_leaves_nothing_behind, more_than_the_gpu_has_is_refused, the_plan_says_how])

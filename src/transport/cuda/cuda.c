@@ -17,6 +17,7 @@
 #include <unistd.h>
 
 #define SLOTS_MIN 2u
+#define POSTED_MOVES 256u
 
 static struct cuda_transport *transport_of(struct heft_transport *transport)
 {
@@ -317,9 +318,30 @@ static void fly(struct cuda_flight *flight)
     }
     (void)pthread_mutex_lock(&transport->lock);
     flight->next = transport->started;
-    transport->started = flight;
+    __atomic_store_n(&transport->started, flight, __ATOMIC_RELEASE); /* the watcher looks without the lock */
     (void)pthread_cond_signal(&transport->changed);
     (void)pthread_mutex_unlock(&transport->lock);
+}
+
+/* One claim started. 0: nothing to claim, or no flight is free. */
+static int start_one(struct cuda_endpoint *endpoint, struct cuda_way *way)
+{
+    struct cuda_transport *transport = endpoint->transport;
+    struct cuda_flight *flight = take_flight(transport, way->staged);
+
+    if (!flight)
+        return 0;
+    flight->endpoint = endpoint;
+    if (!heft_opqueue_claim(&way->queue, way->staged ? CUDA_SLOT_BYTES : CUDA_DIRECT_BYTES,
+                            way->staged ? CUDA_STAGED_CUTS : CUDA_DIRECT_CUTS, &flight->claim)) {
+        (void)pthread_mutex_lock(&transport->lock);
+        flight->next = transport->free_flights[way->staged];
+        transport->free_flights[way->staged] = flight;
+        (void)pthread_mutex_unlock(&transport->lock);
+        return 0;
+    }
+    fly(flight);
+    return 1;
 }
 
 static void run(struct heft_job *job, struct heft_worker *worker)
@@ -328,24 +350,12 @@ static void run(struct heft_job *job, struct heft_worker *worker)
     struct cuda_endpoint *endpoint = runner->endpoint;
     struct cuda_transport *transport = endpoint->transport;
     struct cuda_way *way = runner->way;
-    struct cuda_flight *flight;
     int has_flight;
 
     (void)worker;
-    while ((flight = take_flight(transport, way->staged)) != NULL) {
-        flight->endpoint = endpoint;
-        if (!heft_opqueue_claim(&way->queue, way->staged ? CUDA_SLOT_BYTES : CUDA_DIRECT_BYTES,
-                                way->staged ? CUDA_STAGED_CUTS : CUDA_DIRECT_CUTS, &flight->claim)) {
-            (void)pthread_mutex_lock(&transport->lock);
-            flight->next = transport->free_flights[way->staged];
-            transport->free_flights[way->staged] = flight;
-            (void)pthread_mutex_unlock(&transport->lock);
-            break;
-        }
-        fly(flight);
-        if (way->staged)
-            break; /* other jobs of this worker get a turn after each filling */
-    }
+    /* Other jobs of this worker get a turn after each filling of a slot. */
+    while (start_one(endpoint, way) && !way->staged)
+        ;
     heft_opqueue_drain(&way->queue);
     (void)pthread_mutex_lock(&way->queue.lock);
     runner->next_idle = way->idle;
@@ -451,6 +461,7 @@ static int cuda_post(struct heft_endpoint *opened, struct heft_transport_op *op,
 {
     struct cuda_endpoint *endpoint = endpoint_of(opened);
     uint64_t slices = op->total_bytes / CUDA_SLOT_BYTES + 1;
+    size_t op_moves = op->move_count; /* once posted, the operation may be over before we return */
     struct cuda_way *way;
     int rc = cuda_op_way(endpoint, op, &way, error);
 
@@ -459,6 +470,9 @@ static int cuda_post(struct heft_endpoint *opened, struct heft_transport_op *op,
     (void)__atomic_add_fetch(&endpoint->refs, 1, __ATOMIC_RELAXED);
     rc = heft_opqueue_post(&way->queue, op, error);
     if (!rc) {
+        /* What is quickly told to the GPU is told by this thread: a worker would only wake up late. */
+        if (!way->staged && op_moves <= POSTED_MOVES)
+            (void)start_one(endpoint, way);
         wake(endpoint, way, slices < endpoint->runner_count ? slices : endpoint->runner_count);
         heft_opqueue_drain(&way->queue);
     }

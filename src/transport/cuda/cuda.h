@@ -49,8 +49,10 @@ struct cuda_side {
     enum cuda_side_kind kind;
     uint64_t address; /* not FILE */
     int fd;           /* FILE */
-    int device;       /* DEVICE: where the memory is, or the one that can reach it */
-    int kernels;      /* DEVICE: kernels of `device` may touch it */
+    int device;       /* DEVICE: where the memory is; a peer's: the GPU of this process that reaches it */
+    /* DEVICE of mappings: all of them, to let other GPUs of this process use it too. 0: plain memory. */
+    uint64_t mapped_at, mapped_bytes;
+    int opened; /* DEVICE, by legacy IPC: kernels of `device` alone may touch it */
 };
 
 /* An own region: region->slot. */

@@ -7,6 +7,7 @@
 #include "transport/cuda/cuda.h"
 
 #include "base/error.h"
+#include "space/cuda_memory.h"
 
 #include <errno.h>
 #include <stdlib.h>
@@ -189,21 +190,24 @@ static void add_run(struct cuda_flight *flight, struct cuda_run run)
     flight->runs[flight->run_count++] = run;
 }
 
-/* A kernel of the flight's device may touch this side. */
-static int kernel_reaches(const struct cuda_flight *flight, const struct cuda_side *side)
+/*
+ * Makes this side usable by the flight's GPU: mappings are opened to it (an addition that takes nothing from
+ * others), plain memory of another GPU by peer access. 1: kernels may touch it too; 0: the engines alone.
+ */
+static int open_to_device(const struct cuda_flight *flight, const struct cuda_side *side)
 {
+    struct heft_cu_location location = {HEFT_CU_LOCATION_DEVICE, flight->device};
     const struct heft_cu *cu = flight->transport->cu;
-    unsigned access = 0;
+    unsigned long long access = 0;
 
-    if (side->kind != CUDA_SIDE_DEVICE)
-        return 1; /* pinned, or our slot */
-    if (!side->kernels)
-        return 0;
-    if (side->device == flight->device)
+    if (side->kind != CUDA_SIDE_DEVICE || side->device == flight->device)
+        return 1; /* pinned, our slot, or its own */
+    if (!side->mapped_bytes)
+        return heft_cuda_enable_peer(flight->device, side->device) == HEFT_OK && !side->opened;
+    if (cu->mem_get_access(&access, &location, side->mapped_at) == HEFT_CU_SUCCESS &&
+        access == HEFT_CU_ACCESS_READ_WRITE)
         return 1;
-    (void)heft_cuda_enable_peer(flight->device, side->device);
-    return cu->pointer_attribute(&access, HEFT_CU_POINTER_ACCESS, side->address) == HEFT_CU_SUCCESS &&
-           access == HEFT_CU_ACCESS_READ_WRITE;
+    return heft_cuda_grant(cu, flight->device, side->mapped_at, side->mapped_bytes) == HEFT_CU_SUCCESS;
 }
 
 static int overlaps(const struct cuda_run *run)
@@ -275,7 +279,10 @@ static int make_runs(struct cuda_flight *flight, struct heft_error *error)
         if (!rc && cut.move != known) {
             rc = sides_of(flight->endpoint, op, cut.move, &sides, error);
             known = cut.move;
-            kernels = !rc && kernel_reaches(flight, &sides.to) && kernel_reaches(flight, &sides.from);
+            if (!rc) {
+                kernels = open_to_device(flight, &sides.to);
+                kernels &= open_to_device(flight, &sides.from);
+            }
         }
         if (!rc)
             rc = add_cut(flight, &cut, &sides, kernels, &used, error);

@@ -163,13 +163,14 @@ static int make_carrier(const struct heft_cu *cu, const struct heft_transport_re
 
 /* Every byte of the region must be what its first byte is. */
 static int check_span(const struct heft_transport_region *region, const struct heft_cuda_pointer *first,
-                      struct heft_error *error)
+                      uint64_t *end_out, struct heft_error *error)
 {
     uint64_t at = (uintptr_t)region->address, end = at + region->length_bytes;
     struct heft_cuda_pointer pointer = *first;
 
     while (pointer.kind == first->kind && pointer.device == first->device && pointer.size_bytes) {
         at = pointer.start + pointer.size_bytes;
+        *end_out = at;
         if (at >= end)
             return HEFT_OK;
         if (first->kind != HEFT_CUDA_VMM)
@@ -187,6 +188,7 @@ static int add_device(struct cuda_transport *transport, struct heft_transport_re
 {
     struct heft_error why = HEFT_ERROR_INIT;
     struct heft_cuda_pointer pointer;
+    uint64_t end = 0;
     int rc = cuda_start(transport, error);
 
     if (rc)
@@ -201,11 +203,14 @@ static int add_device(struct cuda_transport *transport, struct heft_transport_re
                               pointer.kind == HEFT_CUDA_PINNED    ? "pinned host memory"
                               : pointer.kind == HEFT_CUDA_MANAGED ? "managed memory"
                                                                   : "no address that the driver knows");
-    rc = check_span(region, &pointer, error);
+    rc = check_span(region, &pointer, &end, error);
     if (rc)
         return rc;
     own->side.device = pointer.device;
-    own->side.kernels = 1;
+    if (pointer.kind == HEFT_CUDA_VMM) {
+        own->side.mapped_at = pointer.start;
+        own->side.mapped_bytes = end - pointer.start;
+    }
     if (!(region->flags & (HEFT_REGION_REMOTE_READ | HEFT_REGION_REMOTE_WRITE)))
         return HEFT_OK;
     if (pointer.kind == HEFT_CUDA_POOL) {

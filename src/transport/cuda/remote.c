@@ -114,7 +114,7 @@ static int map_piece(const struct heft_cu *cu, struct cuda_remote *remote, int f
 }
 
 static int map_pieces(const struct heft_cu *cu, struct cuda_remote *remote, const struct received *got,
-                      int owner, struct heft_error *error)
+                      struct heft_error *error)
 {
     heft_cu_pointer address = 0;
     heft_cu_result result = cu->address_reserve(&address, got->carrier.total_bytes, 0, 0, 0);
@@ -136,9 +136,12 @@ static int map_pieces(const struct heft_cu *cu, struct cuda_remote *remote, cons
         if (rc)
             return rc;
     }
-    result = heft_cuda_set_access(cu, owner, address, got->carrier.total_bytes);
+    result = heft_cuda_grant(cu, remote->enter_device, address, got->carrier.total_bytes);
     if (result)
-        return heft_cuda_error(error, result, "opening its device memory to use by the GPUs of this process");
+        return heft_cuda_error(error, result, "opening its device memory to GPU %d of this process",
+                               remote->enter_device);
+    remote->side.mapped_at = address;
+    remote->side.mapped_bytes = got->carrier.total_bytes;
     remote->side.address = address + got->carrier.offset_bytes;
     return HEFT_OK;
 }
@@ -169,16 +172,19 @@ static int map_device(struct cuda_transport *transport, struct cuda_remote *remo
                       const struct heft_transport_region *region, const struct received *got,
                       struct heft_error *error)
 {
-    int owner = heft_cuda_device_by_uuid(got->carrier.uuid), rc;
+    int rc;
+    struct heft_cuda_pointer pointer;
     heft_cu_pointer address = 0;
     heft_cu_result result;
 
     remote->side.kind = CUDA_SIDE_DEVICE;
-    remote->side.device = owner >= 0 ? owner : 0;
-    remote->side.kernels = owner >= 0;
-    remote->enter_device = remote->side.device;
+    /* Not the owner's GPU, which this process may never have used: a context there costs hundreds of ms. */
+    remote->side.device = remote->enter_device = heft_cuda_used_device();
     if (memcmp(got->carrier.process, cuda_process_nonce(), sizeof(got->carrier.process)) == 0) {
         remote->side.address = (uintptr_t)region->address;
+        heft_cuda_query(remote->side.address, &pointer);
+        if (pointer.device >= 0)
+            remote->side.device = pointer.device;
         (void)snprintf(remote->reason, sizeof(remote->reason), "device memory of this very process");
         return (uintptr_t)region->address == got->carrier.address
                    ? HEFT_OK
@@ -188,7 +194,7 @@ static int map_device(struct cuda_transport *transport, struct cuda_remote *remo
     if (rc)
         return rc;
     if (got->carrier.piece_count > 0) {
-        rc = map_pieces(transport->cu, remote, got, owner, error);
+        rc = map_pieces(transport->cu, remote, got, error);
         (void)snprintf(remote->reason, sizeof(remote->reason),
                        "same host, the peer's GPU memory is mapped (%u pieces)", got->carrier.piece_count);
     } else {
@@ -196,6 +202,7 @@ static int map_device(struct cuda_transport *transport, struct cuda_remote *remo
         if (result)
             rc = heft_cuda_error(error, result, "opening the IPC handle of its device memory");
         remote->ipc_at = address;
+        remote->side.opened = 1;
         remote->side.address = address + got->carrier.offset_bytes;
         (void)snprintf(remote->reason, sizeof(remote->reason),
                        "same host, the peer's GPU memory by legacy IPC");

@@ -7,12 +7,23 @@
 
 #include "base/clock.h"
 
+#include <sys/prctl.h>
 #include <time.h>
 
-#define SPIN_NS UINT64_C(50000)
+#define SPIN_NS UINT64_C(100000)
+#define LINGER_NS UINT64_C(30000)
 #define SOON_NS (2 * HEFT_NS_PER_MS)
-#define NAP_NS 20000
-#define LONG_NAP_NS 100000
+#define NAP_NS 10000
+#define LONG_NAP_NS 50000
+
+/* The next flight often comes right after the last one ended: a thread that sleeps would be late for it. */
+static void linger(struct cuda_transport *transport)
+{
+    uint64_t end_ns = heft_now_ns() + LINGER_NS;
+
+    while (!__atomic_load_n(&transport->started, __ATOMIC_ACQUIRE) && heft_now_ns() < end_ns)
+        ;
+}
 
 /* New flights behind the older ones. 0: closing, and nothing flies. */
 static int collect(struct cuda_transport *transport, struct cuda_flight **flying)
@@ -24,7 +35,7 @@ static int collect(struct cuda_transport *transport, struct cuda_flight **flying
     while (!*flying && !transport->started && !transport->closing)
         (void)pthread_cond_wait(&transport->changed, &transport->lock);
     started = transport->started;
-    transport->started = NULL;
+    __atomic_store_n(&transport->started, NULL, __ATOMIC_RELAXED);
     goes_on = *flying || started || !transport->closing;
     (void)pthread_mutex_unlock(&transport->lock);
     while (*end)
@@ -82,15 +93,20 @@ static uint32_t look(struct cuda_transport *transport, struct cuda_flight **flyi
 void *cuda_watch_main(void *argument)
 {
     struct cuda_transport *transport = argument;
-    struct cuda_flight *flying = NULL;
+    struct cuda_flight *flying = NULL, *known = NULL;
     uint64_t news_ns = heft_now_ns();
 
+    (void)prctl(PR_SET_TIMERSLACK, 1000); /* naps of 10 us would take 60 */
     while (collect(transport, &flying)) {
-        struct cuda_flight *first = flying;
         uint64_t now_ns;
 
-        if (look(transport, &flying) > 0 || !first)
+        if (flying != known)
             news_ns = heft_now_ns();
+        if (look(transport, &flying) > 0)
+            news_ns = heft_now_ns();
+        known = flying;
+        if (!flying)
+            linger(transport);
         now_ns = heft_now_ns();
         if (flying && now_ns - news_ns > SPIN_NS) {
             struct timespec nap = {0, now_ns - news_ns > SOON_NS ? LONG_NAP_NS : NAP_NS};

@@ -53,6 +53,7 @@ struct step {
 };
 
 struct heft_cu_stream_st {
+    int device;
     struct step *first, *last;
     int failed;
 };
@@ -112,6 +113,8 @@ static size_t total_bytes(void)
     return text ? (size_t)strtoull(text, NULL, 10) : (size_t)1 << 30;
 }
 
+static int running_device; /* under lock: of the stream whose step runs */
+
 static struct memory *find(uint64_t address, size_t size)
 {
     int index;
@@ -140,12 +143,13 @@ static struct memory *new_memory(void)
 /* The bytes behind an address, or NULL. A copy may span several mapped pieces: the caller goes by `*left`. */
 static uint8_t *bytes_at(uint64_t address, size_t *left)
 {
+    int device = running_device;
     struct memory *m = find(address, 1);
     size_t there;
 
     if (!m)
         return (uint8_t *)(uintptr_t)address; /* pageable */
-    if (m->kind == MAPPED && !m->access)
+    if (m->kind == MAPPED && !(m->access >> device & 1))
         return NULL;
     there = m->size - (size_t)(address - (uintptr_t)m->address);
     if (*left > there)
@@ -226,6 +230,7 @@ static void run_step(heft_cu_stream stream)
 {
     struct step *step = stream->first;
 
+    running_device = stream->device;
     stream->first = step->next;
     if (!stream->first)
         stream->last = NULL;
@@ -441,9 +446,6 @@ static heft_cu_result attribute_locked(void *data_out, int attribute, heft_cu_po
     case HEFT_CU_POINTER_HANDLE_TYPES:
         *(unsigned long long *)data_out = m->kind == MAPPED ? HEFT_CU_HANDLE_POSIX_FD : 0;
         return 0;
-    case HEFT_CU_POINTER_ACCESS:
-        *(unsigned *)data_out = m->kind == MAPPED && !m->access ? 0 : HEFT_CU_ACCESS_READ_WRITE;
-        return 0;
     default:
         return HEFT_CU_INVALID_VALUE;
     }
@@ -489,6 +491,8 @@ API(cuStreamCreate)(heft_cu_stream *stream_out, unsigned flags)
     if (depth == 0 || flags != HEFT_CU_STREAM_NON_BLOCKING)
         return BAD_CONTEXT;
     *stream_out = calloc(1, sizeof(**stream_out));
+    if (*stream_out)
+        (*stream_out)->device = stack[depth - 1]->device;
     return *stream_out ? 0 : HEFT_CU_OUT_OF_MEMORY;
 }
 API(cuStreamDestroy_v2)(heft_cu_stream stream)
@@ -649,14 +653,19 @@ API(cuMemUnmap)(heft_cu_pointer pointer, size_t bytes)
     LOCKED(unmap_locked(pointer, bytes));
 }
 
-static heft_cu_result access_locked(heft_cu_pointer pointer, size_t bytes)
+/* `access` is a bit a device. */
+static heft_cu_result access_locked(heft_cu_pointer pointer, size_t bytes,
+                                    const struct heft_cu_access *access, size_t count)
 {
+    size_t index;
+
     while (bytes > 0) {
         struct memory *m = find(pointer, 1);
 
         if (!m || m->kind != MAPPED || m->size > bytes)
             return HEFT_CU_INVALID_VALUE;
-        m->access = 1;
+        for (index = 0; index < count; index++)
+            m->access |= 1 << access[index].location.id;
         pointer += m->size;
         bytes -= m->size;
     }
@@ -667,7 +676,22 @@ API(cuMemSetAccess)
 {
     if (count == 0 || access[0].flags != HEFT_CU_ACCESS_READ_WRITE)
         return HEFT_CU_INVALID_VALUE;
-    LOCKED(access_locked(pointer, bytes));
+    LOCKED(access_locked(pointer, bytes, access, count));
+}
+
+static heft_cu_result get_access_locked(unsigned long long *flags_out, int device, heft_cu_pointer pointer)
+{
+    const struct memory *m = find(pointer, 1);
+
+    if (!m || m->kind != MAPPED)
+        return HEFT_CU_INVALID_VALUE;
+    *flags_out = m->access >> device & 1 ? HEFT_CU_ACCESS_READ_WRITE : 0;
+    return 0;
+}
+API(cuMemGetAccess)
+(unsigned long long *flags_out, const struct heft_cu_location *location, heft_cu_pointer pointer)
+{
+    LOCKED(get_access_locked(flags_out, location->id, pointer));
 }
 API(cuMemExportToShareableHandle)
 (void *shareable_out, heft_cu_handle handle, int type, unsigned long long flags)

@@ -223,7 +223,7 @@ struct heft_xfer_result {
     uint64_t bytes;
     uint64_t start_ns, end_ns; /* monotonic clock */
     const char *transport;     /* "local": static text; "" before the route was chosen */
-    int64_t failed_run;        /* index, or -1 */
+    int64_t failed_run;        /* index, or -1; neighbours that moved as one: the first of them */
     struct heft_error error;
 };
 

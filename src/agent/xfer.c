@@ -219,6 +219,16 @@ static int make_draft(struct heft_xfer *xfer, const struct heft_run *runs, size_
     return 0;
 }
 
+/* A plain run that goes on where the last move ends, on both sides, is more of that move. */
+static int is_more_of(const struct heft_move *last, const struct heft_run *run,
+                      const struct heft_region *remote)
+{
+    return run->count == 1 && last->count == 1 && last->local == &run->local_region->t &&
+           last->remote == &remote->t &&
+           last->local_offset_bytes + last->length_bytes == run->local_offset_bytes &&
+           last->remote_offset_bytes + last->length_bytes == run->remote_offset_bytes;
+}
+
 /* The draft was right: it becomes the transfer. region_lock is held since make_draft, so that every region
  * is found again. */
 static void commit(struct heft_xfer *xfer, const struct heft_run *runs, size_t run_count, struct draft *draft)
@@ -234,6 +244,10 @@ static void commit(struct heft_xfer *xfer, const struct heft_run *runs, size_t r
             continue;
         if (!remote || remote->t.id != run->remote_region)
             remote = heft_region_find(table, run->remote_region);
+        if (count && is_more_of(&xfer->moves[count - 1], run, remote)) {
+            xfer->moves[count - 1].length_bytes += run->length_bytes;
+            continue;
+        }
         xfer->run_of_move[count] = index;
         xfer->moves[count++] = (struct heft_move){.local = &run->local_region->t,
                                                   .remote = &remote->t,

@@ -328,6 +328,40 @@ static void neighbours_on_both_sides_become_one_piece(void **state)
     assert_int_equal(moves_of(sides, HEFT_OP_READ, down, down, 0), 0);
 }
 
+static void plain_runs_that_are_neighbours_become_one_piece_too(void **state)
+{
+    struct sides *sides = *state;
+    struct heft_run runs[6];
+    struct heft_xfer *xfer = NULL;
+    size_t index;
+
+    for (index = 0; index < 6; index++)
+        runs[index] = (struct heft_run){.local_region = sides->local,
+                                        .local_offset_bytes = index * 10,
+                                        .remote_region = heft_region_id(sides->remote[0]),
+                                        .remote_offset_bytes = 700 + index * 10,
+                                        .length_bytes = 10,
+                                        .count = 1};
+    runs[3].remote_region = heft_region_id(sides->remote[1]); /* in another region: no neighbour */
+    runs[5].remote_offset_bytes++;
+    for (index = 0; index < ROOM; index++) {
+        sides->there[0][index] = (uint8_t)(index * 7);
+        sides->there[1][index] = (uint8_t)(index * 11);
+    }
+    assert_int_equal(heft_xfer_create(sides->client, HEFT_OP_READ, sides->peer, runs, 6, NULL, &xfer, NULL),
+                     0);
+    assert_int_equal(xfer->move_count, 4); /* 0 to 2, 3, 4, 5 */
+    assert_int_equal(xfer->run_of_move[1], 3);
+    assert_int_equal(heft_xfer_post(xfer, NULL), 0);
+    assert_int_equal(heft_xfer_wait(xfer, 20000), 0);
+    for (index = 0; index < 60; index++)
+        assert_int_equal(sides->here[index], (uint8_t)(index / 10 == 3   ? (700 + index) * 11
+                                                       : index / 10 == 5 ? (701 + index) * 7
+                                                                         : (700 + index) * 7));
+    assert_int_equal(sides->here[60], 0);
+    assert_int_equal(heft_xfer_release(xfer), 0);
+}
+
 static void pairs_that_do_not_fit_are_refused(void **state)
 {
     struct sides *sides = *state;
@@ -415,6 +449,7 @@ int main(void)
         TEST(wrong_runs_make_no_list),
         TEST(pairs_move_what_a_plain_loop_would),
         TEST(neighbours_on_both_sides_become_one_piece),
+        TEST(plain_runs_that_are_neighbours_become_one_piece_too),
         TEST(pairs_that_do_not_fit_are_refused),
         TEST(what_the_region_forbids_is_refused),
     };

@@ -154,8 +154,8 @@ static size_t probe_gpus(struct finding *findings)
     size_t count = 1;
 
     if (heft_cuda_load(&cu, &error)) {
-        say(&findings[0], "GPU driver", 0, "host memory works without; see the reason above", "%s",
-            error.text);
+        say(&findings[0], "GPU driver", 0,
+            "GPU memory can't be used before that is mended; --device host works", "%s", error.text);
         return 1;
     }
     say(&findings[0], "GPU driver", heft_cuda_has_kernels(),

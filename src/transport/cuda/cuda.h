@@ -96,9 +96,10 @@ struct cuda_flight {
     struct cuda_transport *transport;
     struct heft_claim claim;
     int staged;
-    int device; /* whose streams and events carry it */
-    int stores; /* the slot goes to its places when the event has come */
-    int status; /* of a start that failed halfway: it ends so when what had begun is over */
+    int device;          /* whose streams and events carry it */
+    int inward, outward; /* from, to host memory: which stream carries it */
+    int stores;          /* the slot goes to its places when the event has come */
+    int status;          /* of a start that failed halfway: it ends so when what had begun is over */
     int64_t failed_move;
     struct heft_error error;
     heft_cu_event events[HEFT_CUDA_MAX_DEVICES];

@@ -257,12 +257,13 @@ static int add_cut(struct cuda_flight *flight, const struct heft_cut *cut, const
     return HEFT_OK;
 }
 
-/* Calls for every cut of the claim; the sides are looked up once a move. */
+/* Every cut of the claim to a run. What both sides are is looked up once for moves in a row of the same two
+ * regions: lists have thousands of moves and two regions. */
 static int make_runs(struct cuda_flight *flight, struct heft_error *error)
 {
     const struct heft_transport_op *op = flight->claim.op;
     struct heft_cursor cursor = flight->claim.start;
-    const struct heft_move *known = NULL;
+    const struct heft_transport_region *local = NULL, *remote = NULL;
     uint64_t left = flight->claim.bytes, used = 0, bytes;
     struct sides sides = {0};
     struct heft_cut cut;
@@ -276,12 +277,13 @@ static int make_runs(struct cuda_flight *flight, struct heft_error *error)
             break;
         left -= bytes;
         rc = stop_wanted(flight);
-        if (!rc && cut.move != known) {
+        if (!rc && (cut.move->local != local || cut.move->remote != remote)) {
             rc = sides_of(flight->endpoint, op, cut.move, &sides, error);
-            known = cut.move;
             if (!rc) {
                 kernels = open_to_device(flight, &sides.to);
                 kernels &= open_to_device(flight, &sides.from);
+                local = cut.move->local;
+                remote = cut.move->remote;
             }
         }
         if (!rc)
@@ -289,6 +291,8 @@ static int make_runs(struct cuda_flight *flight, struct heft_error *error)
         if (rc)
             flight->failed_move = (int64_t)cut.move_index;
     }
+    flight->outward = sides.to.kind == CUDA_SIDE_PINNED || flight->stores;
+    flight->inward = sides.from.kind == CUDA_SIDE_PINNED || (flight->staged && !flight->stores);
     return rc;
 }
 
@@ -399,15 +403,7 @@ static int wants_kernel(const struct cuda_flight *flight, const struct cuda_lane
 
 static heft_cu_stream stream_for(const struct cuda_flight *flight, const struct cuda_lane *lane)
 {
-    struct heft_cuda_pointer to, from;
-
-    if (flight->staged)
-        return flight->stores ? lane->out : lane->in;
-    heft_cuda_query(flight->runs[0].to, &to);
-    heft_cuda_query(flight->runs[0].from, &from);
-    if (to.kind == HEFT_CUDA_PINNED)
-        return lane->out;
-    return from.kind == HEFT_CUDA_PINNED ? lane->in : lane->across;
+    return flight->outward ? lane->out : flight->inward ? lane->in : lane->across;
 }
 
 /* Streams of the device, at its first flight. Inside enter. */

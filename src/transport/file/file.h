@@ -185,7 +185,6 @@ struct heft_transport {
     struct heft_transport_host host;
     uint32_t mode;
     int uring; /* 1: the probe could set one up and read by it */
-    unsigned ring_flags;
     char uring_reason[96];
     uint64_t piece_bytes, slot_bytes;
     uint32_t slot_count;
@@ -219,7 +218,7 @@ int heft_file_piece_start(struct heft_file_lane *lane, struct heft_file_piece *p
 void heft_file_piece_complete(struct heft_file_lane *lane, struct heft_file_piece *piece, int64_t result);
 
 /* lane.c */
-/* Sets uring, ring_flags and the reason. */
+/* Sets uring and the reason. */
 void heft_file_probe_uring(struct heft_transport *transport);
 void heft_file_lane_init(struct heft_transport *transport, uint32_t index);
 void heft_file_lane_close(struct heft_file_lane *lane);

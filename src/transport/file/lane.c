@@ -31,7 +31,7 @@
 /* ---- the probe ---- */
 
 /* A read that waits for its bytes, and an eventfd that tells when they came: all that a lane relies on. */
-static int try_ring(unsigned flags)
+static int try_ring(void)
 {
     static _Thread_local char byte; /* a read that outlives a failed probe must not find the stack */
     struct io_uring_cqe *cqe = NULL;
@@ -43,7 +43,7 @@ static int try_ring(unsigned flags)
     if (pipe2(fds, O_CLOEXEC))
         return -errno;
     waiting.fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
-    rc = waiting.fd < 0 ? -errno : io_uring_queue_init(4, &ring, flags);
+    rc = waiting.fd < 0 ? -errno : io_uring_queue_init(4, &ring, 0);
     if (rc < 0)
         goto done_files;
     rc = io_uring_register_eventfd(&ring, waiting.fd);
@@ -73,25 +73,23 @@ done_files:
     return rc;
 }
 
+/*
+ * A plain ring. One whose completions are deferred to its own thread (DEFER_TASKRUN) loses wake-ups: the
+ * kernel runs at most some twenty completions a call and signals the eventfd only for the first of a list, so
+ * that what is left of a longer list waits for a completion that may never come: the last chunk of a load
+ * stood still.
+ */
 void heft_file_probe_uring(struct heft_transport *transport)
 {
-    static const unsigned kinds[] = {IORING_SETUP_SINGLE_ISSUER | IORING_SETUP_DEFER_TASKRUN, 0};
     char reason[64];
-    int rc = -ENOSYS;
-    size_t index;
+    int rc = transport->mode & HEFT_FILE_NO_URING ? -ENOSYS : try_ring();
 
-    for (index = 0; !(transport->mode & HEFT_FILE_NO_URING) && index < 2; index++) {
-        rc = try_ring(kinds[index]);
-        if (rc == 0) {
-            transport->uring = 1;
-            transport->ring_flags = kinds[index];
-            (void)snprintf(transport->uring_reason, sizeof(transport->uring_reason), "io_uring");
-            return;
-        }
-    }
-    transport->uring = 0;
-    (void)snprintf(transport->uring_reason, sizeof(transport->uring_reason),
-                   "preadv, io_uring is refused (%s)", strerror_r(-rc, reason, sizeof(reason)));
+    transport->uring = rc == 0;
+    if (rc == 0)
+        (void)snprintf(transport->uring_reason, sizeof(transport->uring_reason), "io_uring");
+    else
+        (void)snprintf(transport->uring_reason, sizeof(transport->uring_reason),
+                       "preadv, io_uring is refused (%s)", strerror_r(-rc, reason, sizeof(reason)));
 }
 
 /* ---- the ring ---- */
@@ -103,10 +101,7 @@ static struct heft_file_lane *lane_of_watch(struct heft_watch *watch)
 
 static void ring_ready(struct heft_watch *watch, uint32_t epoll_events);
 
-/*
- * Made by the worker at its first cold read. The watched descriptor is an eventfd: a ring whose completions
- * are deferred to its own thread wakes nobody who polls the ring itself.
- */
+/* Made by the worker at its first cold read; its eventfd is watched. */
 static int open_ring(struct heft_file_lane *lane)
 {
     struct heft_error error = HEFT_ERROR_INIT;
@@ -117,7 +112,7 @@ static int open_ring(struct heft_file_lane *lane)
     lane->ring_state = -1;
     if (!lane->transport->uring)
         return 0;
-    rc = io_uring_queue_init(RING_ENTRIES, &lane->ring, lane->transport->ring_flags);
+    rc = io_uring_queue_init(RING_ENTRIES, &lane->ring, 0);
     if (rc < 0)
         goto fail;
     lane->watch.ready = ring_ready;

@@ -300,8 +300,11 @@ int heft_xfer_wait(struct heft_xfer *xfer, uint64_t timeout_ms);
  * posted or left out.
  */
 int heft_xfer_wait_any(struct heft_xfer *const *xfers, size_t count, uint64_t timeout_ms, size_t *index_out);
-/* Asks for the end. The transfer ends CANCELED, or as it would have, once nothing touches its memory any
- * more. */
+/*
+ * Asks for the end. The transfer ends CANCELED, or as it would have, once nothing touches its local memory
+ * any more. What was on its way of a canceled WRITE may still arrive at the peer: its remote range is
+ * undefined, also for later writes to the same place, until the peer was closed and connected again.
+ */
 int heft_xfer_cancel(struct heft_xfer *xfer);
 /* BUSY while active; also until its callback has begun. NULL is allowed. */
 int heft_xfer_release(struct heft_xfer *xfer);

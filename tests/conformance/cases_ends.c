@@ -45,8 +45,8 @@ static void flight_open(struct flight *flight, enum heft_op kind)
                               .seed = 5};
     struct region_spec near = {.kind = MEMORY_PRIVATE, .length_bytes = BIG_BYTES * OPS};
 
-    if (kind == HEFT_OP_WRITE) { /* each its own bytes */
-        far.length_bytes = BIG_BYTES * OPS;
+    if (kind == HEFT_OP_WRITE) { /* each its own bytes, and a place that none of them writes */
+        far.length_bytes = BIG_BYTES * (OPS + 1);
         far.filled_bytes = 0;
     }
     pair_open(&flight->pair, current_setup);
@@ -169,6 +169,8 @@ static void canceled_writes_end_and_leave_the_endpoint_working(void **state)
 
             assert_true(status == 0 || status == HEFT_ERR_CANCELED);
         }
+        /* Elsewhere: what is left of a canceled write may still arrive at the peer, by another stream. */
+        flight->moves[0].remote_offset_bytes = BIG_BYTES * OPS;
         test_op_free(&flight->ops[0]);
         test_op_init(&flight->ops[0], HEFT_OP_WRITE, &flight->moves[0], 1);
         assert_int_equal(pair_post(&flight->pair, &flight->ops[0]), 0);

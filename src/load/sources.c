@@ -21,7 +21,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define FILE_CREDITS 32u
+#define FILE_CREDITS 64u
 #define PEER_CREDITS 8u
 #define OBJECT_CREDITS 64u /* as many ranges as the object transport may have in flight */
 #define CONNECT_TIMEOUT_MS 3000u

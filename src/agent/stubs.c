@@ -3,6 +3,7 @@
 #include "agent/agent_internal.h"
 
 #include "base/error.h"
+#include "transport/nothing.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -19,36 +20,6 @@ static int stub_open(const struct heft_transport_host *host, struct heft_transpo
 static void stub_close(struct heft_transport *transport)
 {
     (void)transport;
-}
-
-static int stub_region_add(struct heft_transport *transport, struct heft_transport_region *region,
-                           struct heft_error *error)
-{
-    (void)transport;
-    (void)region;
-    (void)error;
-    return 0;
-}
-
-static void stub_region_remove(struct heft_transport *transport, struct heft_transport_region *region)
-{
-    (void)transport;
-    (void)region;
-}
-
-static int stub_remote_add(struct heft_endpoint *endpoint, struct heft_transport_region *region,
-                           struct heft_error *error)
-{
-    (void)endpoint;
-    (void)region;
-    (void)error;
-    return 0;
-}
-
-static void stub_remote_remove(struct heft_endpoint *endpoint, struct heft_transport_region *region)
-{
-    (void)endpoint;
-    (void)region;
 }
 
 static void stub_score(struct heft_transport *transport, struct heft_endpoint *endpoint,
@@ -115,15 +86,16 @@ void heft_transport_fill(const struct heft_transport_ops *ops, struct heft_trans
     size_t size = ops->size < sizeof(full) ? ops->size : sizeof(full);
 
     memcpy(&full, ops, size); /* an older table is shorter: what it lacks stays NULL */
-#define FILL(field)  \
-    if (!full.field) \
-    full.field = stub_##field
+#define FILL_WITH(field, stub) \
+    if (!full.field)           \
+    full.field = stub
+#define FILL(field) FILL_WITH(field, stub_##field)
     FILL(open);
     FILL(close);
-    FILL(region_add);
-    FILL(region_remove);
-    FILL(remote_add);
-    FILL(remote_remove);
+    FILL_WITH(region_add, heft_nothing_region_add);
+    FILL_WITH(region_remove, heft_nothing_region_remove);
+    FILL_WITH(remote_add, heft_nothing_remote_add);
+    FILL_WITH(remote_remove, heft_nothing_remote_remove);
     FILL(score);
     FILL(connect);
     FILL(disconnect);
@@ -133,6 +105,7 @@ void heft_transport_fill(const struct heft_transport_ops *ops, struct heft_trans
     FILL(post);
     FILL(cancel);
 #undef FILL
+#undef FILL_WITH
     full.size = sizeof(full);
     *full_out = full;
 }

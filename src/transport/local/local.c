@@ -6,6 +6,7 @@
  */
 #include "transport/local/local.h"
 #include "base/error.h"
+#include "transport/nothing.h"
 
 #include <errno.h>
 #include <stdio.h>
@@ -58,21 +59,6 @@ static void local_close(struct heft_transport *opened)
     pthread_cond_destroy(&transport->gone);
     pthread_mutex_destroy(&transport->lock);
     free(transport);
-}
-
-static int region_add(struct heft_transport *transport, struct heft_transport_region *region,
-                      struct heft_error *error)
-{
-    (void)transport;
-    (void)region;
-    (void)error;
-    return 0; /* plain memory needs no preparation */
-}
-
-static void region_remove(struct heft_transport *transport, struct heft_transport_region *region)
-{
-    (void)transport;
-    (void)region;
 }
 
 static int remote_add(struct heft_endpoint *endpoint, struct heft_transport_region *region,
@@ -318,8 +304,8 @@ const struct heft_transport_ops heft_transport_local = {
     .name = "local",
     .open = local_open,
     .close = local_close,
-    .region_add = region_add,
-    .region_remove = region_remove,
+    .region_add = heft_nothing_region_add, /* plain memory needs no preparation */
+    .region_remove = heft_nothing_region_remove,
     .remote_add = remote_add,
     .remote_remove = remote_remove,
     .score = local_score,

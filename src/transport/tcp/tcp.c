@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "transport/tcp/tcp.h"
 #include "base/error.h"
+#include "transport/nothing.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -42,36 +43,6 @@ static void tcp_close(struct heft_transport *opened)
     free(transport);
 }
 
-static int region_add(struct heft_transport *transport, struct heft_transport_region *region,
-                      struct heft_error *error)
-{
-    (void)transport;
-    (void)region;
-    (void)error;
-    return 0; /* sockets take any memory */
-}
-
-static void region_remove(struct heft_transport *transport, struct heft_transport_region *region)
-{
-    (void)transport;
-    (void)region;
-}
-
-static int remote_add(struct heft_endpoint *endpoint, struct heft_transport_region *region,
-                      struct heft_error *error)
-{
-    (void)endpoint;
-    (void)region;
-    (void)error;
-    return 0; /* requests name regions by id */
-}
-
-static void remote_remove(struct heft_endpoint *endpoint, struct heft_transport_region *region)
-{
-    (void)endpoint;
-    (void)region;
-}
-
 static void tcp_score(struct heft_transport *transport, struct heft_endpoint *endpoint,
                       const struct heft_route_query *query, struct heft_route_score *score_out)
 {
@@ -104,10 +75,10 @@ const struct heft_transport_ops heft_transport_tcp = {
     .name = "tcp",
     .open = tcp_open,
     .close = tcp_close,
-    .region_add = region_add,
-    .region_remove = region_remove,
-    .remote_add = remote_add,
-    .remote_remove = remote_remove,
+    .region_add = heft_nothing_region_add, /* sockets take any memory */
+    .region_remove = heft_nothing_region_remove,
+    .remote_add = heft_nothing_remote_add, /* requests name regions by id */
+    .remote_remove = heft_nothing_remote_remove,
     .score = tcp_score,
     .connect = tcp_connect,
     .disconnect = tcp_disconnect,

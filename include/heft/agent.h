@@ -11,6 +11,11 @@
  * threads, never under a lock. They may post, set the runs of, and release transfers, also the one they are
  * called for. They must not wait for another one; calls that connect, close a peer or close the agent answer
  * STATE there.
+ *
+ * Processes: an agent belongs to the process that opened it. In a child made by fork its threads do not exist
+ * and its locks may be held for ever: there every call that gets the agent, or what belongs to it, answers
+ * STATE and touches nothing, closing included. The child opens an agent of its own, or execs. Descriptors
+ * are closed by exec; a child that lives on without one keeps the parent's connections open after its death.
  */
 #ifndef HEFT_AGENT_H
 #define HEFT_AGENT_H
@@ -154,6 +159,27 @@ int heft_region_register(struct heft_agent *agent, const struct heft_region_opti
  * callback that must not wait.
  */
 int heft_region_deregister(struct heft_region *region, struct heft_error *error);
+/*
+ * Whether a file or an object is there, how large it is, and since when: without a region, without a byte
+ * moved.
+ */
+struct heft_query {
+    size_t size;           /* sizeof(struct heft_query), set before the call */
+    enum heft_space space; /* FILE or OBJECT */
+    const char *path;      /* a path, or the URL of an object */
+    /* Answered: */
+    int exists;
+    uint64_t length_bytes;
+    int64_t modified_ns; /* since 1970; 0: the store does not tell */
+    char version[160];   /* OBJECT: its ETag as the store writes it, or "@" and its date; FILE: "" */
+};
+/*
+ * Asks for one; blocks while a store is asked, so not in a callback (STATE). What is not there is no error:
+ * exists 0. Errors: DENIED or PERMISSION (may not look), NOT_A_FILE, UNSUPPORTED (another space; or objects,
+ * without their transport), UNAVAILABLE and others of the store.
+ */
+int heft_agent_query(struct heft_agent *agent, struct heft_query *query, struct heft_error *error);
+
 /* Unique in the agent's life, never reused: an old id names nothing and is answered STALE. */
 uint64_t heft_region_id(const struct heft_region *region);
 uint64_t heft_region_length_bytes(const struct heft_region *region);
@@ -225,6 +251,8 @@ struct heft_xfer_result {
     const char *transport;     /* "local": static text; "" before the route was chosen */
     int64_t failed_run;        /* index, or -1; neighbours that moved as one: the first of them */
     struct heft_error error;
+    const char
+        *reason; /* why that transport, in words; valid until its runs are replaced or it is released */
 };
 
 typedef void (*heft_xfer_done_fn)(struct heft_xfer *xfer, const struct heft_xfer_result *result,
@@ -310,6 +338,27 @@ int heft_xfer_cancel(struct heft_xfer *xfer);
 int heft_xfer_release(struct heft_xfer *xfer);
 void heft_xfer_get_result(const struct heft_xfer *xfer, struct heft_xfer_result *result_out);
 
+enum heft_estimate_basis {
+    HEFT_ESTIMATE_NOTHING = 0, /* no bytes to move: no time */
+    HEFT_ESTIMATE_ASSUMED = 1, /* nothing was moved this way yet: what such a transport usually does */
+    HEFT_ESTIMATE_MEASURED = 2 /* from this agent's own transfers with this peer over this transport */
+};
+
+struct heft_xfer_cost {
+    size_t size;          /* sizeof(struct heft_xfer_cost), set before the call */
+    uint64_t bytes;       /* that a post would move */
+    uint64_t pieces;      /* separate runs of bytes, after neighbours were merged */
+    uint64_t expected_ns; /* from post to its end, if nothing else runs */
+    enum heft_estimate_basis basis;
+    const char *transport; /* as in the result */
+    const char *reason;
+};
+/*
+ * What posting a transfer would cost. Moves nothing, waits for nobody; at any time, also while it is active.
+ * An expectation, no promise: deadlines are what limits. INVALID: size.
+ */
+int heft_xfer_estimate(const struct heft_xfer *xfer, struct heft_xfer_cost *cost_out);
+
 /* ---- prepared lists ---- */
 
 #define HEFT_LIST_ITEMS_MAX (UINT64_C(1) << 32)
@@ -344,6 +393,14 @@ int heft_xfer_create_indexed(struct heft_agent *agent, enum heft_op op, const st
                              const uint32_t *remote_indexes, size_t count,
                              const struct heft_xfer_options *options, struct heft_xfer **xfer_out,
                              struct heft_error *error);
+/*
+ * Replaces the pairs of a transfer that is not active (STATE), as heft_xfer_set_runs does its runs: memory is
+ * reused, the route chosen again, and what is wrong leaves the old ones in place. The remote list is of the
+ * same peer (INVALID otherwise). For pages that are picked anew each time from lists that stay.
+ */
+int heft_xfer_set_indexed(struct heft_xfer *xfer, const struct heft_list *local,
+                          const uint32_t *local_indexes, const struct heft_list *remote,
+                          const uint32_t *remote_indexes, size_t count, struct heft_error *error);
 
 /* ---- notifications ---- */
 

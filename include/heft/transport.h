@@ -147,6 +147,9 @@ struct heft_transport_ops {
     void (*drop_session)(struct heft_transport *transport, uint64_t session);
     int (*post)(struct heft_endpoint *endpoint, struct heft_transport_op *op, struct heft_error *error);
     void (*cancel)(struct heft_endpoint *endpoint, struct heft_transport_op *op);
+    /* heft_agent_query for an object, its arguments checked: fills in what is answered. NOT_FOUND: it is not
+     * there; UNSUPPORTED: ask another transport. May wait, within its own limits. */
+    int (*query)(struct heft_transport *transport, struct heft_query *query, struct heft_error *error);
 };
 
 /* In-tree transports; the agent fills what one leaves NULL with stubs that refuse. */

@@ -279,6 +279,7 @@ static struct heft_agent *agent_new(void)
 
     if (!agent)
         return NULL;
+    agent->process = heft_process_life;
     agent->refs = 1;
     (void)pthread_mutex_init(&agent->region_lock, NULL);
     heft_cond_init(&agent->region_cond);
@@ -333,6 +334,7 @@ int heft_agent_open(const struct heft_agent_options *given, struct heft_agent **
 
     if (rc)
         return rc;
+    heft_process_watch();
     agent = agent_new();
     if (!agent)
         return heft_error_set(error, HEFT_ERR_NO_MEMORY, "out of memory for an agent");
@@ -418,6 +420,8 @@ int heft_agent_close(struct heft_agent *agent, struct heft_error *error)
 
     if (!agent)
         return 0;
+    if (heft_agent_forked(agent))
+        return heft_process_refuse(agent, error);
     if (heft_agent_on_worker(agent))
         return heft_error_set(error, HEFT_ERR_STATE, "an agent can't be closed from one of its callbacks");
     busy = __atomic_load_n(&agent->busy, __ATOMIC_ACQUIRE);

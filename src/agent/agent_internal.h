@@ -69,6 +69,7 @@ void heft_transport_fill(const struct heft_transport_ops *ops, struct heft_trans
 /* ---- the agent ---- */
 
 struct heft_agent {
+    uint64_t process; /* heft_process_life at open: another one in a forked child */
     char name[HEFT_NAME_MAX_BYTES + 1];
     struct heft_generation generation;
     struct heft_token token;
@@ -157,6 +158,17 @@ struct heft_agent {
     uint64_t reaps;                /* under region_lock: sessions handed to the reaper and not freed yet */
 };
 
+/* Counts forks on the way to this process (fork.c). */
+extern uint64_t heft_process_life;
+void heft_process_watch(void);
+/* STATE, and the sentence: the agent is another process's. */
+int heft_process_refuse(const struct heft_agent *agent, struct heft_error *error);
+/* True in a child of the process that opened the agent: nothing of it may be touched. */
+static inline int heft_agent_forked(const struct heft_agent *agent)
+{
+    return agent->process != heft_process_life;
+}
+
 /* For calls that take a const agent and lock inside. */
 static inline struct heft_agent *heft_agent_self(const struct heft_agent *agent)
 {
@@ -240,6 +252,8 @@ struct heft_slot {
     int logged;
     struct heft_error failure; /* of the last connect; code 0: none */
     uint64_t retry_ns;         /* not before */
+    /* What transfers over it took (estimate.c); atomic access only. */
+    uint64_t measured_small_ns, measured_ns_per_mib;
 };
 
 struct heft_doc_read;
@@ -322,14 +336,17 @@ struct heft_endpoint *heft_slot_hold(struct heft_slot *slot);
 void heft_slot_release(struct heft_slot *slot);
 void heft_slot_shut(struct heft_slot *slot);
 
+#define HEFT_ROUTE_REASON_BYTES 160
+
 struct heft_route_pair {
     enum heft_space local, remote;
     const struct heft_transport_region *region; /* NULL: not known */
 };
-/* Chooses among the transports for all `pairs` at once. may_connect 0: only those that are connected. */
+/* Chooses among the transports for all `pairs` at once. may_connect 0: only those that are connected.
+ * reason_out: why this one. */
 int heft_route_choose(struct heft_peer *peer, enum heft_op op, const struct heft_route_pair *pairs,
                       size_t pair_count, const char *require, int may_connect, struct heft_slot **slot_out,
-                      struct heft_error *error);
+                      char reason_out[HEFT_ROUTE_REASON_BYTES], struct heft_error *error);
 
 /* ---- transfers ---- */
 

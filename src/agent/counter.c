@@ -337,6 +337,8 @@ int heft_counter_open(struct heft_agent *agent, const struct heft_counter_option
     struct heft_counter *counter;
     int rc = heft_options_copy(&options, sizeof(options), given, error);
 
+    if (heft_agent_forked(agent))
+        return heft_process_refuse(agent, error);
     if (!rc)
         rc = check_options(&options, error);
     if (rc)
@@ -376,6 +378,8 @@ int heft_counter_close(struct heft_counter *counter, struct heft_error *error)
     if (!counter)
         return 0;
     agent = counter->agent;
+    if (heft_agent_forked(agent))
+        return heft_process_refuse(agent, error);
     (void)pthread_mutex_lock(&agent->event_lock);
     own = in_function && in_function->counter == counter;
     busy = counter->waiters || counter->on_count || counter->running > own;
@@ -437,6 +441,8 @@ int heft_counter_wait(struct heft_counter *counter, uint64_t transfers, uint64_t
     uint64_t until_ns = heft_deadline_after_ms(timeout_ms);
     int rc = 0;
 
+    if (heft_agent_forked(agent))
+        return heft_process_refuse(agent, error);
     if (timeout_ms && heft_agent_on_worker(agent))
         return heft_error_set(error, HEFT_ERR_STATE, "a counter can't be waited for in a callback");
     (void)pthread_mutex_lock(&agent->event_lock);
@@ -467,6 +473,8 @@ int heft_counter_expect(struct heft_counter *counter, uint64_t transfers, heft_c
     struct heft_agent *agent = counter->agent;
     int rc = 0;
 
+    if (heft_agent_forked(agent))
+        return heft_process_refuse(agent, error);
     if (!on_count)
         return heft_error_set(error, HEFT_ERR_INVALID, "no function to call");
     (void)pthread_mutex_lock(&agent->event_lock);

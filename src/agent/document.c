@@ -104,6 +104,8 @@ int heft_agent_set_document(struct heft_agent *agent, const char *name, const vo
     size_t count;
     int rc = check_name(name, error);
 
+    if (heft_agent_forked(agent))
+        return heft_process_refuse(agent, error);
     if (rc)
         return rc;
     if (!data) {

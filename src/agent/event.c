@@ -45,6 +45,8 @@ int heft_agent_event_fd(struct heft_agent *agent, int *fd_out, struct heft_error
 {
     int rc;
 
+    if (heft_agent_forked(agent))
+        return heft_process_refuse(agent, error);
     (void)pthread_mutex_lock(&agent->event_lock);
     rc = heft_event_fd_open(&agent->event_fd, error);
     if (!rc) {
@@ -150,7 +152,7 @@ static int await_event(struct heft_agent *agent, const void *const *first, uint6
     uint64_t until_ns = heft_deadline_after_ms(timeout_ms);
     int rc = 0;
 
-    if (timeout_ms && heft_agent_on_worker(agent))
+    if (heft_agent_forked(agent) || (timeout_ms && heft_agent_on_worker(agent)))
         return HEFT_ERR_STATE;
     heft_agent_ref(agent); /* it may be closed while this waits */
     (void)pthread_mutex_lock(&agent->event_lock);
@@ -311,7 +313,7 @@ int heft_xfer_wait_any(struct heft_xfer *const *xfers, size_t count, uint64_t ti
             agent = xfers[index]->agent;
     if (!agent)
         return HEFT_ERR_STATE;
-    if (timeout_ms && heft_agent_on_worker(agent))
+    if (heft_agent_forked(agent) || (timeout_ms && heft_agent_on_worker(agent)))
         return HEFT_ERR_STATE;
     heft_agent_ref(agent); /* another thread may release the last transfer of a closed agent */
     (void)__atomic_add_fetch(&agent->any_waiters, 1, __ATOMIC_SEQ_CST);

@@ -251,6 +251,8 @@ int heft_agent_next_notification(struct heft_agent *agent, struct heft_notificat
     struct heft_innote *note;
     int rc = 0;
 
+    if (heft_agent_forked(agent))
+        return HEFT_ERR_STATE;
     if (size < sizeof(taken)) /* less could lose the bytes */
         return HEFT_ERR_INVALID;
     if (timeout_ms && heft_agent_on_worker(agent))

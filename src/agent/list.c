@@ -382,7 +382,7 @@ void heft_list_destroy(struct heft_list *list)
     struct heft_agent *agent;
     uint32_t index;
 
-    if (!list)
+    if (!list || heft_agent_forked(list->agent))
         return;
     agent = list->agent;
     for (index = 0; index < list->region_count; index++)
@@ -401,6 +401,8 @@ int heft_list_create(struct heft_agent *agent, struct heft_peer *peer, const str
     struct heft_list *list;
     int rc;
 
+    if (heft_agent_forked(agent))
+        return heft_process_refuse(agent, error);
     if (peer && peer->agent != agent)
         return heft_error_set(error, HEFT_ERR_INVALID, "the peer is another agent's");
     if (run_count && !runs)

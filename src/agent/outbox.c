@@ -124,6 +124,8 @@ int heft_peer_notify(struct heft_peer *peer, const void *data, size_t size_bytes
     char who[HEFT_PEER_TEXT_BYTES];
     int rc, wanted = 0;
 
+    if (heft_agent_forked(peer->agent))
+        return heft_process_refuse(peer->agent, error);
     if (size_bytes && !data)
         return heft_error_set(error, HEFT_ERR_INVALID, "a notification of %zu bytes, but no bytes",
                               size_bytes);

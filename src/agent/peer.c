@@ -427,6 +427,8 @@ int heft_peer_connect_or_cancel(struct heft_agent *agent, const struct heft_peer
 {
     int rc;
 
+    if (heft_agent_forked(agent))
+        return heft_process_refuse(agent, error);
     /* The agent must outlive the call: until then it answers BUSY to who closes it. */
     (void)__atomic_add_fetch(&agent->busy, 1, __ATOMIC_ACQ_REL);
     rc = connect_peer(agent, given, cancel, peer_out, error);
@@ -503,6 +505,8 @@ int heft_peer_close(struct heft_peer *peer, struct heft_error *error)
 
     if (!peer)
         return 0;
+    if (heft_agent_forked(peer->agent))
+        return heft_process_refuse(peer->agent, error);
     if (heft_agent_on_worker(peer->agent))
         return heft_error_set(error, HEFT_ERR_STATE, "a peer can't be closed from a callback");
     (void)pthread_mutex_lock(&peer->lock);
@@ -534,6 +538,8 @@ int heft_peer_status(const struct heft_peer *const_peer, struct heft_error *erro
     struct heft_peer *peer = (struct heft_peer *)(uintptr_t)const_peer; /* its lock is taken */
     int status = __atomic_load_n(&peer->status, __ATOMIC_ACQUIRE);
 
+    if (heft_agent_forked(peer->agent))
+        return heft_process_refuse(peer->agent, error);
     if (status && error) {
         (void)pthread_mutex_lock(&peer->lock);
         *error = peer->error;
@@ -647,6 +653,8 @@ int heft_peer_read_document(struct heft_peer *peer, const char *name, uint64_t l
                             uint32_t timeout_ms, void **data_out, uint64_t *size_bytes_out,
                             struct heft_error *error)
 {
+    if (heft_agent_forked(peer->agent))
+        return heft_process_refuse(peer->agent, error);
     return heft_peer_read_document_or_cancel(peer, name, limit_bytes, timeout_ms, NULL, data_out,
                                              size_bytes_out, error);
 }

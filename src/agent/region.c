@@ -285,6 +285,8 @@ int heft_region_register(struct heft_agent *agent, const struct heft_region_opti
     struct heft_region *region;
     int rc, announced;
 
+    if (heft_agent_forked(agent))
+        return heft_process_refuse(agent, error);
     rc = heft_options_copy(&options, sizeof(options), given, error);
     if (!rc)
         rc = check_options(&options, error);
@@ -378,6 +380,8 @@ int heft_region_deregister(struct heft_region *region, struct heft_error *error)
     uint64_t id = region->t.id;
     uint32_t pins, holders;
 
+    if (heft_agent_forked(agent))
+        return heft_process_refuse(agent, error);
     (void)pthread_mutex_lock(&agent->region_lock);
     pins = region->pins;
     if (pins) {

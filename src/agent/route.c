@@ -146,7 +146,7 @@ static void log_route(struct heft_slot *slot, const struct candidate *candidate,
 
 int heft_route_choose(struct heft_peer *peer, enum heft_op op, const struct heft_route_pair *pairs,
                       size_t pair_count, const char *require, int may_connect, struct heft_slot **slot_out,
-                      struct heft_error *error)
+                      char reason_out[HEFT_ROUTE_REASON_BYTES], struct heft_error *error)
 {
     struct candidate candidates[HEFT_TRANSPORT_MAX];
     size_t count, index;
@@ -164,6 +164,7 @@ int heft_route_choose(struct heft_peer *peer, enum heft_op op, const struct heft
             continue;
         log_route(&peer->slots[candidate->index], candidate, &pairs[0]);
         *slot_out = &peer->slots[candidate->index];
+        (void)snprintf(reason_out, HEFT_ROUTE_REASON_BYTES, "%.159s", candidate->reason);
         return 0;
     }
     status = heft_peer_status(peer, error); /* it may have died while its transports were tried */
@@ -177,6 +178,8 @@ int heft_agent_explain(struct heft_agent *agent, struct heft_peer *peer, enum he
     struct candidate candidates[HEFT_TRANSPORT_MAX];
     size_t count, index, used = 0;
 
+    if (heft_agent_forked(agent))
+        return HEFT_ERR_STATE;
     if (!size_bytes)
         return HEFT_ERR_INVALID;
     if (!peer)

@@ -80,6 +80,13 @@ static void stub_cancel(struct heft_endpoint *endpoint, struct heft_transport_op
     (void)op;
 }
 
+static int stub_query(struct heft_transport *transport, struct heft_query *query, struct heft_error *error)
+{
+    (void)transport;
+    (void)query;
+    return heft_error_set(error, HEFT_ERR_UNSUPPORTED, "no transport of this agent can ask about objects");
+}
+
 void heft_transport_fill(const struct heft_transport_ops *ops, struct heft_transport_ops *full_out)
 {
     struct heft_transport_ops full = {0};
@@ -104,6 +111,7 @@ void heft_transport_fill(const struct heft_transport_ops *ops, struct heft_trans
     FILL(drop_session);
     FILL(post);
     FILL(cancel);
+    FILL(query);
 #undef FILL
 #undef FILL_WITH
     full.size = sizeof(full);

@@ -29,6 +29,8 @@ void heft_xfer_unref(struct heft_xfer *xfer)
     free(xfer->run_of_move);
     free(xfer->require);
     free(xfer->note_data);
+    if (xfer->draft)
+        heft_xfer_unref(xfer->draft);
     heft_peer_unref(xfer->peer);
     (void)pthread_mutex_destroy(&xfer->lock);
     (void)pthread_cond_destroy(&xfer->cond);
@@ -307,12 +309,14 @@ int heft_xfer_choose_route(struct heft_xfer *xfer, const struct heft_route_pair 
     int may_connect = xfer->peer->is_self || !heft_agent_on_worker(xfer->agent);
     struct heft_error failure = HEFT_ERROR_INIT;
     struct heft_slot *slot = NULL;
+    char reason[HEFT_ROUTE_REASON_BYTES];
     int rc;
 
     xfer->slot = NULL;
+    xfer->route_reason[0] = 0;
     if (pair_count) {
         rc = heft_route_choose(xfer->peer, xfer->kind, pairs, pair_count, xfer->require, may_connect, &slot,
-                               error);
+                               xfer->route_reason, error);
         if (!rc)
             xfer->slot = slot;
         return rc;
@@ -321,7 +325,7 @@ int heft_xfer_choose_route(struct heft_xfer *xfer, const struct heft_route_pair 
      * where connecting is not allowed. */
     rc = xfer->peer->is_self ? 0
                              : heft_route_choose(xfer->peer, xfer->kind, &guess, 1, xfer->require,
-                                                 may_connect, &slot, &failure);
+                                                 may_connect, &slot, reason, &failure);
     if (rc == 0 || rc == HEFT_ERR_UNSUPPORTED)
         return 0;
     if (error)
@@ -350,6 +354,8 @@ int heft_xfer_set_runs(struct heft_xfer *xfer, const struct heft_run *runs, size
 {
     int active;
 
+    if (heft_agent_forked(xfer->agent))
+        return heft_process_refuse(xfer->agent, error);
     (void)pthread_mutex_lock(&xfer->lock);
     active = xfer->state == HEFT_XFER_ACTIVE;
     (void)pthread_mutex_unlock(&xfer->lock);
@@ -363,6 +369,8 @@ int heft_xfer_set_runs(struct heft_xfer *xfer, const struct heft_run *runs, size
 static int check_options(const struct heft_agent *agent, enum heft_op op, const struct heft_peer *peer,
                          const struct heft_xfer_options *options, struct heft_error *error)
 {
+    if (heft_agent_forked(agent))
+        return heft_process_refuse(agent, error);
     if (op != HEFT_OP_READ && op != HEFT_OP_WRITE)
         return heft_error_set(error, HEFT_ERR_INVALID, "unknown operation %d", (int)op);
     if (peer && peer->agent != agent)
@@ -426,6 +434,8 @@ int heft_xfer_set_notification(struct heft_xfer *xfer, const void *data, size_t 
 {
     int active;
 
+    if (heft_agent_forked(xfer->agent))
+        return heft_process_refuse(xfer->agent, error);
     (void)pthread_mutex_lock(&xfer->lock);
     active = xfer->state == HEFT_XFER_ACTIVE;
     (void)pthread_mutex_unlock(&xfer->lock);
@@ -509,6 +519,8 @@ int heft_xfer_release(struct heft_xfer *xfer)
 
     if (!xfer)
         return 0;
+    if (heft_agent_forked(xfer->agent))
+        return HEFT_ERR_STATE;
     (void)pthread_mutex_lock(&xfer->lock);
     active = xfer->state == HEFT_XFER_ACTIVE;
     if (!active)

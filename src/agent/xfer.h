@@ -30,6 +30,7 @@ struct heft_xfer {
 
     /* Changed by set_runs only. */
     struct heft_slot *slot; /* NULL: nothing to move, no route chosen */
+    char route_reason[HEFT_ROUTE_REASON_BYTES];
     struct heft_move *moves;
     uint64_t *run_of_move;
     size_t move_count, move_capacity;
@@ -38,6 +39,7 @@ struct heft_xfer {
     struct heft_region **spare_regions; /* the array before, for the next set_runs */
     size_t spare_capacity;
     uint64_t total_bytes;
+    struct heft_xfer *draft; /* where set_indexed makes the next moves; its memory is used in turn */
 
     pthread_mutex_t lock;
     pthread_cond_t cond;
@@ -67,6 +69,8 @@ struct heft_xfer {
     struct heft_job callback_job;
 };
 
+/* Learns from a transfer that ended well how long such ones take. */
+void heft_estimate_note(struct heft_xfer *xfer);
 /* A transfer without runs, which only its caller knows. */
 int heft_xfer_new(struct heft_agent *agent, enum heft_op op, struct heft_peer *peer,
                   const struct heft_xfer_options *given, struct heft_xfer **xfer_out,

@@ -248,15 +248,19 @@ static int set_pairs(struct picking *picking, size_t count)
     struct heft_xfer *xfer = picking->xfer;
     uint32_t local_count = picking->local.list->region_count;
     uint32_t remote_count = picking->remote.list->region_count;
+    size_t want = (size_t)local_count + remote_count + 1;
     struct heft_route_pair pairs[PAIRS_MAX];
     int rc;
 
-    xfer->regions = calloc((size_t)local_count + remote_count + 1, sizeof(*xfer->regions));
+    if (xfer->region_capacity < want) {
+        free(xfer->regions); /* it holds none */
+        xfer->regions = calloc(want, sizeof(*xfer->regions));
+        xfer->region_capacity = xfer->regions ? want : 0;
+    }
     picking->local_used = calloc((size_t)local_count + 1, 1);
     picking->remote_used = calloc((size_t)remote_count + 1, 1);
     if (!xfer->regions || !picking->local_used || !picking->remote_used)
         return heft_error_set(picking->error, HEFT_ERR_NO_MEMORY, "out of memory for a transfer");
-    xfer->region_capacity = (size_t)local_count + remote_count + 1;
     /* Room for the worst at once: growing would copy, and what is not touched costs nothing. It may fail
      * where it would not be needed. */
     (void)heft_xfer_reserve_moves(xfer, count);
@@ -271,33 +275,116 @@ static int set_pairs(struct picking *picking, size_t count)
     return heft_xfer_choose_route(xfer, pairs, list_pairs(picking, pairs), picking->error);
 }
 
+/* A transfer that moves nothing becomes one of these pairs. */
+static int fill(struct heft_xfer *xfer, const struct heft_list *local, const uint32_t *local_indexes,
+                const struct heft_list *remote, const uint32_t *remote_indexes, size_t count,
+                struct heft_error *error)
+{
+    struct picking picking = {.xfer = xfer,
+                              .local = {local, local_indexes, 0},
+                              .remote = {remote, remote_indexes, 0},
+                              .is_read = xfer->kind == HEFT_OP_READ,
+                              .error = error};
+    int rc = set_pairs(&picking, count);
+
+    free(picking.local_used);
+    free(picking.remote_used);
+    return rc;
+}
+
+static int check_lists(const struct heft_agent *agent, const struct heft_list *local,
+                       const struct heft_list *remote, struct heft_error *error)
+{
+    if (!local || !remote || local->agent != agent || remote->agent != agent || local->peer != agent->self)
+        return heft_error_set(error, HEFT_ERR_INVALID,
+                              "the lists are not this agent's, or the local one is of a peer's regions");
+    return 0;
+}
+
 int heft_xfer_create_indexed(struct heft_agent *agent, enum heft_op op, const struct heft_list *local,
                              const uint32_t *local_indexes, const struct heft_list *remote,
                              const uint32_t *remote_indexes, size_t count,
                              const struct heft_xfer_options *options, struct heft_xfer **xfer_out,
                              struct heft_error *error)
 {
-    struct picking picking = {.local = {local, local_indexes, 0},
-                              .remote = {remote, remote_indexes, 0},
-                              .is_read = op == HEFT_OP_READ,
-                              .error = error};
     struct heft_xfer *xfer = NULL;
-    int rc;
+    int rc = check_lists(agent, local, remote, error);
 
-    if (!local || !remote || local->agent != agent || remote->agent != agent || local->peer != agent->self)
-        return heft_error_set(error, HEFT_ERR_INVALID,
-                              "the lists are not this agent's, or the local one is of a peer's regions");
-    rc = heft_xfer_new(agent, op, remote->peer == agent->self ? NULL : remote->peer, options, &xfer, error);
+    if (!rc)
+        rc = heft_xfer_new(agent, op, remote->peer == agent->self ? NULL : remote->peer, options, &xfer,
+                           error);
     if (rc)
         return rc;
-    picking.xfer = xfer;
-    rc = set_pairs(&picking, count);
-    free(picking.local_used);
-    free(picking.remote_used);
+    rc = fill(xfer, local, local_indexes, remote, remote_indexes, count, error);
     if (rc) {
         heft_xfer_unref(xfer);
         return rc;
     }
     *xfer_out = xfer;
     return 0;
+}
+
+/* ---- other pairs for the same transfer ---- */
+
+/* Its regions are let go, its arrays stay. */
+static void empty(struct heft_xfer *xfer)
+{
+    while (xfer->region_count)
+        heft_region_unref(xfer->regions[--xfer->region_count]);
+    xfer->move_count = 0;
+    xfer->total_bytes = 0;
+    xfer->slot = NULL;
+}
+
+#define SWAP(field)                           \
+    do {                                      \
+        __typeof__(a->field) kept = a->field; \
+                                              \
+        a->field = b->field;                  \
+        b->field = kept;                      \
+    } while (0)
+
+static void swap_moves(struct heft_xfer *a, struct heft_xfer *b)
+{
+    SWAP(slot);
+    SWAP(moves);
+    SWAP(run_of_move);
+    SWAP(move_count);
+    SWAP(move_capacity);
+    SWAP(regions);
+    SWAP(region_count);
+    SWAP(region_capacity);
+    SWAP(total_bytes);
+    memcpy(a->route_reason, b->route_reason, sizeof(a->route_reason));
+}
+
+int heft_xfer_set_indexed(struct heft_xfer *xfer, const struct heft_list *local,
+                          const uint32_t *local_indexes, const struct heft_list *remote,
+                          const uint32_t *remote_indexes, size_t count, struct heft_error *error)
+{
+    struct heft_agent *agent = xfer->agent;
+    struct heft_xfer_options options = HEFT_XFER_OPTIONS_INIT;
+    int rc, active;
+
+    if (heft_agent_forked(agent))
+        return heft_process_refuse(agent, error);
+    (void)pthread_mutex_lock(&xfer->lock);
+    active = xfer->state == HEFT_XFER_ACTIVE;
+    (void)pthread_mutex_unlock(&xfer->lock);
+    if (active)
+        return heft_error_set(error, HEFT_ERR_STATE, "the pairs of an active transfer can't be replaced");
+    rc = check_lists(agent, local, remote, error);
+    if (!rc && remote->peer != xfer->peer)
+        rc = heft_error_set(error, HEFT_ERR_INVALID, "the remote list is another peer's than the transfer");
+    options.require = xfer->require;
+    if (!rc && !xfer->draft)
+        rc = heft_xfer_new(agent, xfer->kind, xfer->peer->is_self ? NULL : xfer->peer, &options, &xfer->draft,
+                           error);
+    if (rc)
+        return rc;
+    rc = fill(xfer->draft, local, local_indexes, remote, remote_indexes, count, error);
+    if (!rc)
+        swap_moves(xfer, xfer->draft);
+    empty(xfer->draft);
+    return rc;
 }

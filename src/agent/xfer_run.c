@@ -154,10 +154,12 @@ static void set_result(struct heft_xfer *xfer)
 
 static void count_end(struct heft_xfer *xfer)
 {
-    if (xfer->result.status)
+    if (xfer->result.status) {
         HEFT_COUNT(xfer->agent, xfers_failed, 1);
-    else
+    } else {
         HEFT_COUNT(xfer->agent, xfers_done, 1);
+        heft_estimate_note(xfer);
+    }
     if (xfer->kind == HEFT_OP_READ)
         HEFT_COUNT(xfer->agent, bytes_read, xfer->result.bytes);
     else
@@ -347,7 +349,8 @@ static void begin(struct heft_xfer *xfer)
         .status = HEFT_ERR_AGAIN,
         .start_ns = now_ns,
         .transport = xfer->slot ? agent->transports[xfer->slot->index].ops.name : "",
-        .failed_run = -1};
+        .failed_run = -1,
+        .reason = xfer->route_reason};
     (void)__atomic_add_fetch(&agent->busy, 1, __ATOMIC_ACQ_REL);
     (void)pthread_mutex_lock(&agent->active_lock);
     xfer->start_ns = xfer->last_progress_ns = now_ns;
@@ -403,6 +406,8 @@ int heft_xfer_post(struct heft_xfer *xfer, struct heft_error *error)
     char who[HEFT_PEER_TEXT_BYTES];
     int rc;
 
+    if (heft_agent_forked(xfer->agent))
+        return heft_process_refuse(xfer->agent, error);
     (void)pthread_mutex_lock(&xfer->lock);
     if (xfer->state == HEFT_XFER_ACTIVE) {
         (void)pthread_mutex_unlock(&xfer->lock);
@@ -488,6 +493,8 @@ void heft_xfer_end_early(struct heft_xfer *xfer, uint64_t op_id, int code, const
 
 int heft_xfer_cancel(struct heft_xfer *xfer)
 {
+    if (heft_agent_forked(xfer->agent))
+        return HEFT_ERR_STATE;
     heft_xfer_end_early(xfer, 0, HEFT_ERR_CANCELED, "canceled by the caller");
     return 0;
 }
@@ -506,6 +513,8 @@ int heft_xfer_poll(struct heft_xfer *xfer)
 {
     int status;
 
+    if (heft_agent_forked(xfer->agent))
+        return HEFT_ERR_STATE;
     (void)pthread_mutex_lock(&xfer->lock);
     status = status_of(xfer);
     (void)pthread_mutex_unlock(&xfer->lock);
@@ -527,6 +536,8 @@ int heft_xfer_wait(struct heft_xfer *xfer, uint64_t timeout_ms)
     uint64_t until_ns = heft_deadline_after_ms(timeout_ms);
     int rc = 0, status;
 
+    if (heft_agent_forked(xfer->agent))
+        return HEFT_ERR_STATE;
     (void)pthread_mutex_lock(&xfer->lock);
     /* A running callback is waited for too, so that its context may be freed after a wait. */
     while ((xfer->state == HEFT_XFER_ACTIVE || (xfer->callbacks && in_callback != xfer)) && !rc)

@@ -315,6 +315,9 @@ int heft_object_head(const struct heft_object_limits *limits, struct heft_object
     if (rc)
         return rc;
     object->size_bytes = reply->length;
+    object->modified_s = reply->modified[0] ? (int64_t)curl_getdate(reply->modified, NULL) : 0;
+    if (object->modified_s < 0) /* not a date */
+        object->modified_s = 0;
     note_version(reply, object->version);
     return HEFT_OK;
 }

@@ -125,6 +125,34 @@ static int use_store(struct heft_transport *transport, struct heft_error *error)
     return rc;
 }
 
+static int make_object(struct heft_transport *transport, const char *url, struct heft_object **object_out,
+                       struct heft_error *error)
+{
+    int rc = heft_object_curl_init(error);
+
+    if (!rc && heft_object_scheme(url) == 2)
+        rc = use_store(transport, error);
+    return rc ? rc : heft_object_make(url, transport->store, object_out, error);
+}
+
+static int object_query(struct heft_transport *transport, struct heft_query *query, struct heft_error *error)
+{
+    struct heft_object *object;
+    int rc = make_object(transport, query->path, &object, error);
+
+    if (rc)
+        return rc;
+    rc = heft_object_head(&transport->limits, object, error);
+    if (!rc) {
+        query->exists = 1;
+        query->length_bytes = object->size_bytes;
+        query->modified_ns = object->modified_s * (int64_t)HEFT_NS_PER_S;
+        (void)snprintf(query->version, sizeof(query->version), "%s", object->version);
+    }
+    heft_object_free(object);
+    return rc;
+}
+
 static int object_region_add(struct heft_transport *transport, struct heft_transport_region *region,
                              struct heft_error *error)
 {
@@ -134,11 +162,7 @@ static int object_region_add(struct heft_transport *transport, struct heft_trans
     region->slot[transport->host.index] = NULL;
     if (region->space != HEFT_SPACE_OBJECT)
         return HEFT_OK;
-    rc = heft_object_curl_init(error);
-    if (!rc && heft_object_scheme(region->url) == 2)
-        rc = use_store(transport, error);
-    if (!rc)
-        rc = heft_object_make(region->url, transport->store, &object, error);
+    rc = make_object(transport, region->url, &object, error);
     if (rc)
         return rc;
     if (region->length_bytes && region->version && strlen(region->version) < sizeof(object->version)) {
@@ -541,4 +565,5 @@ const struct heft_transport_ops heft_transport_object = {
     .fail = object_fail,
     .post = object_post,
     .cancel = object_cancel,
+    .query = object_query,
 };

@@ -99,6 +99,7 @@ struct heft_object {
     char *bucket, *key;
     const struct heft_object_store *store; /* s3 only */
     uint64_t size_bytes;
+    int64_t modified_s;                      /* since 1970, as the last HEAD told; 0: not told */
     char version[HEFT_OBJECT_VERSION_BYTES]; /* ETag; "@date" of Last-Modified; "": none */
 };
 /* store NULL: for http only. */

@@ -486,6 +486,9 @@ void heft_agent_get_stats(const struct heft_agent *const_agent, struct heft_agen
     struct heft_agent_stats stats = {.size = sizeof(stats)};
     size_t size = stats_out->size < sizeof(stats) ? stats_out->size : sizeof(stats);
 
+    (void)pthread_mutex_lock(&agent->event_lock);
+    heft_inboxes_drain(agent);
+    (void)pthread_mutex_unlock(&agent->event_lock);
 #define READ(field) stats.field = __atomic_load_n(&agent->stats.field, __ATOMIC_RELAXED)
     READ(bytes_read);
     READ(bytes_written);

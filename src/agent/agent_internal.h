@@ -19,6 +19,7 @@
 #define HEFT_AGENT_INTERNAL_H
 
 #include "agent/conn.h"
+#include "agent/ring.h"
 #include "agent/table.h"
 #include "transport/worker.h"
 
@@ -135,6 +136,9 @@ struct heft_agent {
     uint32_t inbox_gone;
     struct heft_counter *counters;
     uint64_t event_callbacks; /* running, or submitted */
+    uint32_t ring_count;      /* of live connections */
+    uint32_t bells;           /* reasons to be rung by all of them */
+    int rings_are_many;       /* one of the reasons */
     uint64_t notification_reserved, max_notification_bytes, notification_window_bytes;
     /* What can be waited for at one place (event.h): likewise. */
     pthread_cond_t event_cond, any_cond;
@@ -294,6 +298,8 @@ struct heft_peer {
     uint32_t notification_largest_bytes;
     int outbox_queued;
     struct heft_job outbox_job;
+    struct heft_ring ring; /* shared NULL: the peer gave none */
+    uint32_t note_frames;  /* NOTIFY frames sent, or about to be */
 
     struct heft_table regions; /* under region_lock; changed under map_lock too */
     struct heft_region *gone;  /* under region_lock: removed by the peer, still pinned here */

@@ -278,6 +278,12 @@ void heft_conn_send_optional(struct heft_conn *conn, uint16_t type, uint64_t id,
     send_frame(conn, type, HEFT_FRAME_OPTIONAL, id, payload, NULL, 0);
 }
 
+void heft_conn_send_optional_fds(struct heft_conn *conn, uint16_t type, const struct heft_buf *payload,
+                                 const int *fds, size_t fd_count)
+{
+    send_frame(conn, type, HEFT_FRAME_OPTIONAL | HEFT_FRAME_FDS, 0, payload, fds, fd_count);
+}
+
 static void send_refusal(struct heft_conn *conn, uint16_t type, uint64_t id, int code, const char *text)
 {
     struct heft_buf buf;

@@ -85,6 +85,9 @@ void heft_conn_send_fds(struct heft_conn *conn, uint16_t type, uint64_t id, cons
 /* A frame that a side which does not know its type skips. */
 void heft_conn_send_optional(struct heft_conn *conn, uint16_t type, uint64_t id,
                              const struct heft_buf *payload);
+/* Its descriptors are lost there too. They are taken over here. */
+void heft_conn_send_optional_fds(struct heft_conn *conn, uint16_t type, const struct heft_buf *payload,
+                                 const int *fds, size_t fd_count);
 /* REFUSE for one request (id != 0); the connection lives on. */
 void heft_conn_refuse(struct heft_conn *conn, uint64_t id, int code, const char *text);
 /* REFUSE or BYE as the last word: no frame is delivered any more, `closed` comes soon. */

@@ -36,6 +36,7 @@ struct heft_counter {
     struct heft_error error;
     pthread_cond_t cond;
     uint32_t waiters;
+    uint32_t bells; /* reasons to be rung: sleepers, a function, the descriptor */
     int fd, fd_is_set;
     /* The callback that waits for `expected`, or runs. */
     heft_counter_fn on_count;
@@ -48,6 +49,28 @@ struct heft_counter {
 };
 
 /* ---- what wakes ---- */
+
+static void want_bell(struct heft_counter *counter)
+{
+    counter->bells++;
+    if (!counter->inbox)
+        return; /* bind counts it */
+    counter->inbox->bells++;
+    heft_inbox_arm(counter->inbox);
+}
+
+static void want_bell_no_more(struct heft_counter *counter)
+{
+    counter->bells--;
+    if (counter->inbox)
+        counter->inbox->bells--;
+}
+
+static void drain(struct heft_counter *counter)
+{
+    if (counter->inbox)
+        heft_inbox_drain(counter->inbox);
+}
 
 static void fire(struct heft_job *job, struct heft_worker *worker)
 {
@@ -63,6 +86,7 @@ static void fire(struct heft_job *job, struct heft_worker *worker)
     call = counter->on_count;
     context = counter->context;
     status = counter->fire_status;
+    want_bell_no_more(counter);
     counter->on_count = NULL; /* the function may expect the next ones, or close the counter */
     counter->firing = 0;
     counter->running++;
@@ -178,11 +202,13 @@ static int bind(struct heft_counter *counter, struct heft_inbox *inbox)
     if (!entry)
         return HEFT_ERR_NO_MEMORY;
     inbox->refs++;
+    inbox->bells += counter->bells;
     counter->inbox = inbox;
     counter->entry = entry;
     counter->count = entry->early;
     entry->early = 0;
     entry->counter = counter;
+    heft_inbox_arm(inbox);
     if (!inbox->live)
         poison(counter, &inbox->end);
     wake(counter);
@@ -198,6 +224,7 @@ static void unbind(struct heft_counter *counter)
         return;
     entry->counter = NULL;
     entry->early = counter->count;
+    inbox->bells -= counter->bells;
     counter->inbox = NULL;
     if (entry->early && inbox->early < HEFT_INBOX_EARLY_MAX) {
         inbox->early++;
@@ -407,6 +434,7 @@ uint64_t heft_counter_count(struct heft_counter *counter)
     uint64_t count;
 
     (void)pthread_mutex_lock(&counter->agent->event_lock);
+    drain(counter);
     count = counter->count;
     (void)pthread_mutex_unlock(&counter->agent->event_lock);
     return count;
@@ -434,22 +462,44 @@ int heft_counter_status(struct heft_counter *counter, struct heft_error *error)
     return status;
 }
 
+static int is_awaited_still(const struct heft_counter *counter, uint64_t transfers)
+{
+    return counter->count < transfers && !counter->status;
+}
+
+/* event_lock held. */
+static void await(struct heft_counter *counter, uint64_t transfers, uint64_t until_ns)
+{
+    struct heft_agent *agent = counter->agent;
+    struct heft_spin spin = {0};
+    int rc = 0;
+
+    counter->waiters++;
+    while (is_awaited_still(counter, transfers) && counter->inbox && counter->inbox->ring.shared &&
+           heft_inbox_spin(agent, &spin))
+        drain(counter);
+    want_bell(counter);
+    while (is_awaited_still(counter, transfers) && !rc)
+        rc = heft_cond_wait_until(&counter->cond, &agent->event_lock, until_ns);
+    want_bell_no_more(counter);
+    counter->waiters--;
+}
+
 int heft_counter_wait(struct heft_counter *counter, uint64_t transfers, uint64_t timeout_ms,
                       struct heft_error *error)
 {
     struct heft_agent *agent = counter->agent;
-    uint64_t until_ns = heft_deadline_after_ms(timeout_ms);
-    int rc = 0;
+    uint64_t until_ns = timeout_ms ? heft_deadline_after_ms(timeout_ms) : 0;
+    int rc;
 
     if (heft_agent_forked(agent))
         return heft_process_refuse(agent, error);
     if (timeout_ms && heft_agent_on_worker(agent))
         return heft_error_set(error, HEFT_ERR_STATE, "a counter can't be waited for in a callback");
     (void)pthread_mutex_lock(&agent->event_lock);
-    counter->waiters++;
-    while (counter->count < transfers && !counter->status && !rc && timeout_ms)
-        rc = heft_cond_wait_until(&counter->cond, &agent->event_lock, until_ns);
-    counter->waiters--;
+    drain(counter);
+    if (is_awaited_still(counter, transfers) && timeout_ms)
+        await(counter, transfers, until_ns);
     if (counter->count >= transfers) {
         counter->count -= transfers;
         rc = 0;
@@ -486,6 +536,7 @@ int heft_counter_expect(struct heft_counter *counter, uint64_t transfers, heft_c
         counter->on_count = on_count;
         counter->context = context;
         counter->expected = transfers;
+        want_bell(counter);
         wake(counter);
     }
     (void)pthread_mutex_unlock(&agent->event_lock);
@@ -494,10 +545,13 @@ int heft_counter_expect(struct heft_counter *counter, uint64_t transfers, heft_c
 
 int heft_counter_event_fd(struct heft_counter *counter, int *fd_out, struct heft_error *error)
 {
-    int rc;
+    int rc, is_new;
 
     (void)pthread_mutex_lock(&counter->agent->event_lock);
+    is_new = counter->fd < 0;
     rc = heft_event_fd_open(&counter->fd, error);
+    if (!rc && is_new)
+        want_bell(counter);
     if (!rc) {
         wake(counter);
         *fd_out = counter->fd;

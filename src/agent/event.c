@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "agent/event.h"
+#include "agent/inbox.h"
 #include "agent/xfer.h"
 
 #include "base/digest.h"
@@ -43,12 +44,17 @@ void heft_events_update(struct heft_agent *agent)
 
 int heft_agent_event_fd(struct heft_agent *agent, int *fd_out, struct heft_error *error)
 {
-    int rc;
+    int rc, is_new;
 
     if (heft_agent_forked(agent))
         return heft_process_refuse(agent, error);
     (void)pthread_mutex_lock(&agent->event_lock);
+    is_new = agent->event_fd < 0;
     rc = heft_event_fd_open(&agent->event_fd, error);
+    if (!rc && is_new) {
+        agent->bells++;
+        heft_inboxes_arm(agent);
+    }
     if (!rc) {
         heft_events_update(agent);
         *fd_out = agent->event_fd;

@@ -1,11 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "agent/inbox.h"
 
+#include "base/clock.h"
 #include "base/error.h"
 
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+
+static const char NO_CREDIT[] = "a notification without the credit for it";
 
 /* ---- connections ---- */
 
@@ -76,7 +79,7 @@ struct heft_inbox *heft_inbox_new(struct heft_agent *agent, uint64_t epoch, cons
     return inbox;
 }
 
-static void ask_for_credit_job(struct heft_agent *agent)
+void heft_inbox_ask_control(struct heft_agent *agent)
 {
     if (agent->credit_queued)
         return;
@@ -110,12 +113,17 @@ void heft_inbox_end(struct heft_inbox *inbox, int code, const char *why)
     char generation[HEFT_GENERATION_TEXT_BYTES];
 
     (void)pthread_mutex_lock(&agent->event_lock);
+    heft_inbox_drain(inbox);
+    if (inbox->ring.shared) {
+        heft_ring_close(&inbox->ring);
+        agent->ring_count--;
+    }
     inbox->live = 0;
     (void)heft_error_set(&inbox->end, code, "peer '%s' (generation %s): %s", inbox->name,
                          heft_generation_text(inbox->generation.bytes, generation), why);
     if (inbox->granted) { /* what is queued stays reserved */
         agent->notification_reserved -= inbox->window_bytes - inbox->queued_bytes;
-        ask_for_credit_job(agent);
+        heft_inbox_ask_control(agent);
     }
     heft_counters_end(inbox);
     keep_or_drop(inbox);
@@ -123,39 +131,29 @@ void heft_inbox_end(struct heft_inbox *inbox, int code, const char *why)
     (void)pthread_mutex_unlock(&agent->event_lock);
 }
 
-/* ---- frames ---- */
+/* ---- what comes ---- */
 
-int heft_inbox_notify(struct heft_inbox *inbox, const struct heft_frame *frame, const uint8_t *payload,
-                      const char **why_out)
+static struct heft_innote *note_new(struct heft_inbox *inbox, size_t size)
 {
-    struct heft_agent *agent = inbox->agent;
-    struct heft_wire_text text;
+    size_t place = (size + sizeof(uint64_t) * 2 - 1) & ~(sizeof(uint64_t) * 2 - 1);
+    uint8_t *data = malloc(place + sizeof(struct heft_innote));
     struct heft_innote *note;
-    uint64_t cost;
 
-    *why_out = "a malformed NOTIFY";
-    if (heft_wire_get_notify(payload, frame->payload_bytes, &text))
-        return HEFT_ERR_PROTOCOL;
-    cost = text.size + HEFT_WIRE_NOTIFICATION_COST_BYTES;
-    *why_out = "a notification without the credit for it";
-    if (cost > inbox->open_bytes) /* changed on this worker only */
-        return HEFT_ERR_PROTOCOL;
-    *why_out = "out of memory for a notification";
-    note = malloc(sizeof(*note));
-    if (!note)
-        return HEFT_ERR_NO_MEMORY;
-    note->next = NULL;
-    note->inbox = inbox;
-    note->size = text.size;
-    note->data = malloc(text.size ? text.size : 1);
-    if (!note->data) {
-        free(note);
-        return HEFT_ERR_NO_MEMORY;
-    }
-    if (text.size)
-        memcpy(note->data, text.data, text.size);
+    if (!data)
+        return NULL;
+    note = (struct heft_innote *)(void *)(data + place);
+    *note = (struct heft_innote){.inbox = inbox, .size = size, .data = data};
+    return note;
+}
+
+/* event_lock held. */
+static void append(struct heft_innote *note)
+{
+    struct heft_inbox *inbox = note->inbox;
+    struct heft_agent *agent = inbox->agent;
+    uint64_t cost = note->size + HEFT_WIRE_NOTIFICATION_COST_BYTES;
+
     HEFT_COUNT(agent, notifications_received, 1);
-    (void)pthread_mutex_lock(&agent->event_lock);
     inbox->open_bytes -= cost;
     inbox->queued_bytes += cost;
     inbox->refs++;
@@ -166,8 +164,44 @@ int heft_inbox_notify(struct heft_inbox *inbox, const struct heft_frame *frame, 
     agent->note_last = note;
     (void)pthread_cond_signal(&agent->note_cond);
     heft_events_update(agent);
+}
+
+int heft_inbox_notify(struct heft_inbox *inbox, const struct heft_frame *frame, const uint8_t *payload,
+                      const char **why_out)
+{
+    struct heft_agent *agent = inbox->agent;
+    struct heft_wire_text text;
+    struct heft_innote *note;
+
+    *why_out = "a malformed NOTIFY";
+    if (heft_wire_get_notify(payload, frame->payload_bytes, &text))
+        return HEFT_ERR_PROTOCOL;
+    *why_out = "out of memory for a notification";
+    note = note_new(inbox, text.size);
+    if (!note)
+        return HEFT_ERR_NO_MEMORY;
+    if (text.size)
+        memcpy(note->data, text.data, text.size);
+    (void)pthread_mutex_lock(&agent->event_lock);
+    heft_inbox_drain(inbox); /* those are older */
+    if (text.size + HEFT_WIRE_NOTIFICATION_COST_BYTES > inbox->open_bytes) {
+        (void)pthread_mutex_unlock(&agent->event_lock);
+        free(note->data);
+        *why_out = NO_CREDIT;
+        return HEFT_ERR_PROTOCOL;
+    }
+    append(note);
+    inbox->note_frames++;
+    heft_inbox_drain(inbox); /* what waited for it */
     (void)pthread_mutex_unlock(&agent->event_lock);
     return 0;
+}
+
+static const char *count_failure(int rc)
+{
+    return rc == HEFT_ERR_TOO_MANY ? "it counts on more counters than may wait for their owners"
+           : rc == HEFT_ERR_RANGE  ? "more transfers than can be counted"
+                                   : "out of memory for a counter";
 }
 
 int heft_inbox_count(struct heft_inbox *inbox, const struct heft_frame *frame, const uint8_t *payload,
@@ -187,10 +221,33 @@ int heft_inbox_count(struct heft_inbox *inbox, const struct heft_frame *frame, c
         rc = heft_counters_add(inbox, count.counter, count.transfers);
     }
     (void)pthread_mutex_unlock(&inbox->agent->event_lock);
-    *why_out = rc == HEFT_ERR_TOO_MANY ? "it counts on more counters than may wait for their owners"
-               : rc == HEFT_ERR_RANGE  ? "more transfers than can be counted"
-                                       : "out of memory for a counter";
+    *why_out = count_failure(rc);
     return rc;
+}
+
+int heft_inbox_take_record(struct heft_inbox *inbox, const struct heft_ring_record *record,
+                           const char **why_out)
+{
+    struct heft_innote *note;
+    int rc;
+
+    if (record->kind == HEFT_RING_COUNT) {
+        heft_ring_take(&inbox->ring, record, NULL);
+        rc = heft_counters_add(inbox, record->value, 1);
+        if (rc)
+            *why_out = count_failure(rc);
+        return rc;
+    }
+    *why_out = NO_CREDIT;
+    if (record->size + HEFT_WIRE_NOTIFICATION_COST_BYTES > inbox->open_bytes)
+        return HEFT_ERR_PROTOCOL;
+    *why_out = "out of memory for a notification";
+    note = note_new(inbox, record->size);
+    if (!note)
+        return HEFT_ERR_NO_MEMORY;
+    heft_ring_take(&inbox->ring, record, note->data);
+    append(note);
+    return 0;
 }
 
 int heft_inbox_take_credit(struct heft_inbox *inbox, struct heft_wire_credit *credit_out)
@@ -224,12 +281,12 @@ static void give_room_back(struct heft_inbox *inbox, uint64_t cost)
     inbox->queued_bytes -= cost;
     if (!inbox->live) {
         agent->notification_reserved -= cost;
-        ask_for_credit_job(agent);
+        heft_inbox_ask_control(agent);
         return;
     }
     inbox->freed_bytes += cost;
     if (inbox->freed_bytes >= inbox->window_bytes / 4 || inbox->open_bytes < HEFT_INBOX_WINDOW_MIN_BYTES)
-        ask_for_credit_job(agent);
+        heft_inbox_ask_control(agent);
 }
 
 static struct heft_innote *pop(struct heft_agent *agent)
@@ -240,6 +297,23 @@ static struct heft_innote *pop(struct heft_agent *agent)
     if (!note->next)
         agent->note_last = NULL;
     return note;
+}
+
+/* 0, or AGAIN once it is too late. event_lock held. */
+static int await_note(struct heft_agent *agent, uint64_t until_ns)
+{
+    struct heft_spin spin = {0};
+    int rc = 0;
+
+    while (!agent->note_first && !agent->events_closed && agent->ring_count && !agent->rings_are_many &&
+           heft_inbox_spin(agent, &spin))
+        heft_inboxes_drain(agent);
+    agent->bells++;
+    heft_inboxes_arm(agent);
+    while (!agent->note_first && !agent->events_closed && !rc)
+        rc = heft_cond_wait_until(&agent->note_cond, &agent->event_lock, until_ns);
+    agent->bells--;
+    return rc;
 }
 
 int heft_agent_next_notification(struct heft_agent *agent, struct heft_notification *notification_out,
@@ -259,8 +333,10 @@ int heft_agent_next_notification(struct heft_agent *agent, struct heft_notificat
         return HEFT_ERR_STATE;
     heft_agent_ref(agent); /* it may be closed while this waits */
     (void)pthread_mutex_lock(&agent->event_lock);
-    while (!agent->note_first && !agent->events_closed && !rc && timeout_ms)
-        rc = heft_cond_wait_until(&agent->note_cond, &agent->event_lock, until_ns);
+    if (!agent->note_first)
+        heft_inboxes_drain(agent);
+    if (!agent->note_first && timeout_ms)
+        rc = await_note(agent, until_ns);
     if (!agent->note_first) {
         rc = agent->events_closed ? HEFT_ERR_CANCELED : HEFT_ERR_AGAIN;
         (void)pthread_mutex_unlock(&agent->event_lock);
@@ -277,7 +353,6 @@ int heft_agent_next_notification(struct heft_agent *agent, struct heft_notificat
     heft_inbox_unref(note->inbox);
     heft_events_update(agent);
     (void)pthread_mutex_unlock(&agent->event_lock);
-    free(note);
     heft_agent_unref(agent);
     *notification_out = taken;
     return 0;
@@ -294,7 +369,6 @@ void heft_inbox_shut(struct heft_agent *agent)
 
         heft_inbox_unref(note->inbox);
         free(note->data);
-        free(note);
     }
     while (agent->inbox_first)
         heft_inbox_unlist(agent->inbox_first);

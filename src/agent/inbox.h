@@ -3,6 +3,10 @@
  * What peers tell this agent: notifications, and transfers that arrived on counters. Frames come on the
  * control worker; callers take from any thread. Everything here lies under agent->event_lock, a leaf.
  *
+ * A peer of this host writes into a ring instead (ring.h), which nobody is told of: who wants to know looks.
+ * Who sleeps has the rings armed first (`bells`); then the control worker is rung, and takes what is there.
+ * An agent with many rings has them armed for ever, because looking at all of them costs more.
+ *
  * A peer may queue only what it was given credit for, and all credit together stays within
  * max_notification_bytes: each connection reserves a window of that (what it may still send, what is queued,
  * and what was taken but not given back as credit). What a dead connection left in the queue stays reserved
@@ -12,9 +16,12 @@
 #define HEFT_AGENT_INBOX_H
 
 #include "agent/event.h"
+#include "agent/ring.h"
 
-#define HEFT_INBOX_EARLY_MAX 1024u /* counters of one connection that count and that nobody has opened */
-#define HEFT_INBOX_GONE_MAX 64u    /* ended connections whose counters may still be opened */
+#define HEFT_INBOX_EARLY_MAX 1024u     /* counters of one connection that count and that nobody has opened */
+#define HEFT_INBOX_GONE_MAX 64u        /* ended connections whose counters may still be opened */
+#define HEFT_INBOX_RINGS_LOOKED_AT 16u /* more of them ring */
+#define HEFT_INBOX_SPIN_NS 20000u      /* whoever waits looks that long before it sleeps */
 #define HEFT_INBOX_WINDOW_MAX_BYTES (UINT64_C(1) << 20)
 #define HEFT_INBOX_WINDOW_MIN_BYTES (HEFT_WIRE_NOTIFICATION_MAX_BYTES + HEFT_WIRE_NOTIFICATION_COST_BYTES)
 
@@ -34,6 +41,11 @@ struct heft_inbox {
     uint64_t window_bytes, open_bytes, queued_bytes, freed_bytes;
     struct heft_table counts; /* struct heft_count */
     uint32_t early;           /* of them, without a counter object */
+    struct heft_ring ring;    /* shared NULL: none */
+    uint32_t note_frames;     /* NOTIFY frames that came */
+    uint32_t bells;           /* reasons to be rung: of its counters */
+    int broken;               /* what stood in the ring ends the connection */
+    const char *broken_why;
 };
 
 struct heft_count {
@@ -42,6 +54,7 @@ struct heft_count {
     struct heft_counter *counter;
 };
 
+/* Lies behind its data, which is the caller's once it is taken. */
 struct heft_innote {
     struct heft_innote *next;
     struct heft_inbox *inbox;
@@ -60,7 +73,30 @@ int heft_inbox_count(struct heft_inbox *inbox, const struct heft_frame *frame, c
                      const char **why_out);
 /* 1: the peer gets that much more credit now. */
 int heft_inbox_take_credit(struct heft_inbox *inbox, struct heft_wire_credit *credit_out);
-/* event_lock held. */
+/* The ring is the inbox's now. On the control worker. */
+void heft_inbox_set_ring(struct heft_inbox *inbox, const struct heft_ring *ring);
+/* It was rung for. Likewise. */
+void heft_inbox_rung(struct heft_inbox *inbox);
+/* Why the connection must end, with a text; 0: it need not. Likewise. */
+int heft_inbox_broken(struct heft_inbox *inbox, const char **why_out);
+/* The following with event_lock held. Takes what is in the ring. */
+void heft_inbox_drain(struct heft_inbox *inbox);
+/* There are reasons to be rung, perhaps new ones: arms the ring, then takes what is in it. */
+void heft_inbox_arm(struct heft_inbox *inbox);
+/* The same for all, if they are few enough to be looked at: else they are armed. */
+void heft_inboxes_drain(struct heft_agent *agent);
+void heft_inboxes_arm(struct heft_agent *agent);
+/* One more look for who waits, the lock given back for a moment: 1; 0: it is time to sleep. */
+struct heft_spin {
+    uint64_t until_ns; /* 0 at first */
+    uint32_t looks;
+};
+int heft_inbox_spin(struct heft_agent *agent, struct heft_spin *spin);
+/* inbox.c: what one record says. 0, or why the connection must end. */
+int heft_inbox_take_record(struct heft_inbox *inbox, const struct heft_ring_record *record,
+                           const char **why_out);
+/* inbox.c: sessions look for credit to give, and for what is broken. */
+void heft_inbox_ask_control(struct heft_agent *agent);
 void heft_inbox_unref(struct heft_inbox *inbox);
 void heft_inbox_unlist(struct heft_inbox *inbox);
 /* The agent closes: what waits is told, what is queued is freed. No connection is left. */

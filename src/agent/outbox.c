@@ -87,23 +87,55 @@ int heft_outbox_check(struct heft_peer *peer, size_t size_bytes, struct heft_err
     return 0;
 }
 
+/* Through the ring, unless others wait: 1 when it is there. peer->lock held, as for the next two. */
+static int put_count(struct heft_peer *peer, uint32_t counter)
+{
+    return peer->ring.shared && !peer->out_counts.first &&
+           heft_ring_put(&peer->ring, HEFT_RING_COUNT, counter, NULL, 0);
+}
+
+static int put_note(struct heft_peer *peer, const void *data, size_t size)
+{
+    uint64_t cost = size + HEFT_WIRE_NOTIFICATION_COST_BYTES;
+
+    if (!peer->ring.shared || peer->out_notes.first || cost > peer->credit_bytes ||
+        !heft_ring_put(&peer->ring, HEFT_RING_NOTE, peer->note_frames, data, (uint32_t)size))
+        return 0;
+    peer->credit_bytes -= cost;
+    HEFT_COUNT(peer->agent, notifications_sent, 1);
+    return 1;
+}
+
+/* 1: all is told. 0: the rest was queued. */
+static int tell_or_queue(struct heft_peer *peer, struct heft_xfer *xfer)
+{
+    if ((xfer->tells & HEFT_TELL_COUNT) && !put_count(peer, xfer->note.counter)) {
+        append(&peer->out_counts, &xfer->note);
+        return 0;
+    }
+    if (!(xfer->tells & HEFT_TELL_NOTE) || put_note(peer, xfer->note.data, xfer->note.size))
+        return 1;
+    append(&peer->out_notes, &xfer->note);
+    return 0;
+}
+
 int heft_outbox_add_xfer(struct heft_xfer *xfer, struct heft_error *error)
 {
     struct heft_peer *peer = xfer->peer;
-    int wanted = 0, rc;
+    int wanted = 0, told = 0, rc;
 
     (void)pthread_mutex_lock(&peer->lock);
     rc = peer->status;
     if (rc) {
         *error = peer->error;
     } else {
-        append(xfer->tells & HEFT_TELL_COUNT ? &peer->out_counts : &peer->out_notes, &xfer->note);
-        wanted = want_job(peer);
+        told = tell_or_queue(peer, xfer);
+        wanted = !told && want_job(peer);
     }
     (void)pthread_mutex_unlock(&peer->lock);
     if (wanted)
         submit(peer);
-    return rc;
+    return rc ? rc : told;
 }
 
 int heft_outbox_remove(struct heft_xfer *xfer)
@@ -115,6 +147,17 @@ int heft_outbox_remove(struct heft_xfer *xfer)
     found = take_out(&peer->out_counts, &xfer->note) || take_out(&peer->out_notes, &xfer->note);
     (void)pthread_mutex_unlock(&peer->lock);
     return found;
+}
+
+/* 1: it is in the ring. 0: it has to be queued, or is refused. */
+static int notify_now(struct heft_peer *peer, const void *data, size_t size)
+{
+    int told;
+
+    (void)pthread_mutex_lock(&peer->lock);
+    told = !peer->status && !peer->closing && put_note(peer, data, size);
+    (void)pthread_mutex_unlock(&peer->lock);
+    return told;
 }
 
 int heft_peer_notify(struct heft_peer *peer, const void *data, size_t size_bytes, struct heft_error *error)
@@ -130,7 +173,7 @@ int heft_peer_notify(struct heft_peer *peer, const void *data, size_t size_bytes
         return heft_error_set(error, HEFT_ERR_INVALID, "a notification of %zu bytes, but no bytes",
                               size_bytes);
     rc = heft_outbox_check(peer, size_bytes, error);
-    if (rc)
+    if (rc || notify_now(peer, data, size_bytes))
         return rc;
     note = malloc(sizeof(*note) + size_bytes);
     if (!note)
@@ -230,6 +273,7 @@ static struct heft_outnote *next_note(struct heft_peer *peer)
             note = NULL;
         } else {
             peer->credit_bytes -= cost;
+            peer->note_frames++;
             if (!note->xfer)
                 peer->out_bytes -= cost;
             (void)pop(&peer->out_notes);
@@ -300,6 +344,27 @@ void heft_outbox_credit(struct heft_peer *peer, const struct heft_frame *frame, 
         heft_conn_fail(&peer->conn, HEFT_ERR_PROTOCOL, "a malformed CREDIT");
     else
         heft_outbox_pump(peer);
+}
+
+void heft_outbox_ring(struct heft_peer *peer, const struct heft_frame *frame, const uint8_t *payload)
+{
+    struct heft_conn_fds *batch = heft_conn_take_fds(&peer->conn, HEFT_RING_FDS);
+    struct heft_wire_ring told;
+    struct heft_ring ring;
+
+    /* Without it everything goes by frames: some descriptors were lost, say, or its layout is newer. */
+    if (batch && !heft_wire_get_ring(payload, frame->payload_bytes, &told)) {
+        batch->count = 0; /* taken over */
+        if (!heft_ring_open(told.layout, told.cells, batch->fds, &ring)) {
+            (void)pthread_mutex_lock(&peer->lock);
+            if (peer->ring.shared || peer->closing)
+                heft_ring_close(&ring);
+            else
+                peer->ring = ring;
+            (void)pthread_mutex_unlock(&peer->lock);
+        }
+    }
+    heft_conn_fds_free(batch);
 }
 
 /* ---- the end ---- */

@@ -1,8 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * What this agent tells a peer it connected: that transfers are done (counters, notifications), and
- * notifications by themselves. Anybody queues, under peer->lock; the control worker sends, notifications only
- * as far as the peer gave credit. A transfer stays active until its own were handed to the connection.
+ * notifications by themselves. To a peer of this host that gave a ring (ring.h) whoever tells writes it
+ * there, at once. Else, or when the ring is full, or while others wait, it is queued, under peer->lock, and
+ * the control worker sends frames. Notifications need credit, either way. A transfer stays active until its
+ * own were handed to the connection.
+ *
+ * A notification in the ring says how many frames with notifications were sent before it, so that the other
+ * side keeps them in order; nothing passes those that are queued.
  */
 #ifndef HEFT_AGENT_OUTBOX_H
 #define HEFT_AGENT_OUTBOX_H
@@ -21,7 +26,7 @@ struct heft_outnote {
     uint32_t counter;
 };
 
-/* Queues what the transfer tells. 0; or the peer's status and its error: it is lost. */
+/* Tells what the transfer tells: 1; queues it: 0; or the peer's status and its error: it is lost. */
 int heft_outbox_add_xfer(struct heft_xfer *xfer, struct heft_error *error);
 /* 1: it was still waiting and is out of the queue now. xfer->lock held. */
 int heft_outbox_remove(struct heft_xfer *xfer);
@@ -29,6 +34,7 @@ int heft_outbox_remove(struct heft_xfer *xfer);
 int heft_outbox_check(struct heft_peer *peer, size_t size_bytes, struct heft_error *error);
 /* On the control worker. */
 void heft_outbox_credit(struct heft_peer *peer, const struct heft_frame *frame, const uint8_t *payload);
+void heft_outbox_ring(struct heft_peer *peer, const struct heft_frame *frame, const uint8_t *payload);
 void heft_outbox_job(struct heft_job *job, struct heft_worker *worker);
 void heft_outbox_pump(struct heft_peer *peer);
 /* The peer is lost: transfers that wait here end with its status. */

@@ -83,6 +83,7 @@ void heft_peer_unref(struct heft_peer *peer)
     heft_table_free(&peer->regions);
     if (peer->held_fd >= 0)
         heft_conn_close_fd(peer->held_fd);
+    heft_ring_close(&peer->ring);
     memset(peer->secret, 0, sizeof(peer->secret));
     free(peer->addresses);
     free(peer);
@@ -194,6 +195,9 @@ static void peer_frame(struct heft_conn *conn, const struct heft_frame *frame, c
         break;
     case HEFT_FRAME_CREDIT:
         heft_outbox_credit(peer, frame, payload);
+        break;
+    case HEFT_FRAME_RING:
+        heft_outbox_ring(peer, frame, payload);
         break;
     case HEFT_FRAME_REFUSE:
         if (frame->id) {
@@ -491,6 +495,9 @@ void heft_peer_shut(struct heft_peer *peer)
         heft_agent_run_on(agent->reaper, nothing, NULL); /* a lost_job that was queued has run */
         unlist_peer(peer);
         heft_outbox_clear(peer);
+        (void)pthread_mutex_lock(&peer->lock);
+        heft_ring_close(&peer->ring);
+        (void)pthread_mutex_unlock(&peer->lock);
     }
     (void)pthread_mutex_lock(&peer->connect_lock);
     for (index = 0; index < agent->transport_count; index++)

@@ -20,6 +20,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/epoll.h>
 #include <unistd.h>
 
 #define DOC_QUEUE_BYTES ((size_t)1 << 20)
@@ -48,6 +49,7 @@ struct heft_session {
     struct doc_get gets[HEFT_AGENT_DOC_GETS_MAX];
     size_t get_count;
     struct heft_inbox *inbox; /* live: what it tells */
+    struct heft_watch bell;   /* of the inbox's ring; fd -1: none */
     struct heft_job reap_job;
 };
 
@@ -107,6 +109,7 @@ void heft_session_accept(struct heft_agent *agent, int fd, int is_unix)
     if (!is_unix)
         (void)setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof(one));
     session->agent = agent;
+    session->bell.fd = -1;
     session->stage = STAGE_HELLO;
     session->conn.payload_cap = HEFT_FRAME_HANDSHAKE_MAX_BYTES;
     session->conn.deadline_ns = heft_deadline_after_ms(agent->handshake_timeout_ms);
@@ -285,6 +288,7 @@ static void hand_over(struct heft_session *session)
 
 static void announce(struct heft_session *session, int even_if_none);
 static void give_credit(struct heft_session *session, int even_if_none);
+static void give_ring(struct heft_session *session);
 
 static void on_auth(struct heft_session *session, const struct heft_frame *frame, const uint8_t *payload)
 {
@@ -332,6 +336,7 @@ static void on_auth(struct heft_session *session, const struct heft_frame *frame
     heft_conn_enter(&session->conn);
     send_ready(session);
     give_credit(session, 1); /* before the regions: whoever knows those knows that it may notify */
+    give_ring(session);
     announce(session, 1);
     heft_events_peer_joined(agent, session->handshake.hello.name.data, session->handshake.hello.generation,
                             session->node.id);
@@ -601,6 +606,57 @@ static void give_credit(struct heft_session *session, int even_if_none)
     heft_buf_free(&buf);
 }
 
+static void end_session(struct heft_session *session, int code, const char *why)
+{
+    heft_conn_enter(&session->conn);
+    heft_conn_last_word(&session->conn, HEFT_FRAME_BYE, code, why);
+    heft_conn_leave(&session->conn);
+}
+
+/* By edges: a bell that a peer never stops ringing is no more than other news. */
+static void bell_ready(struct heft_watch *watch, uint32_t events)
+{
+    struct heft_session *session = HEFT_CONTAINER_OF(watch, struct heft_session, bell);
+
+    (void)events;
+    heft_inbox_rung(session->inbox);
+}
+
+/* A peer of this host tells through shared memory from now on, if there is enough of everything. */
+static void give_ring(struct heft_session *session)
+{
+    struct heft_wire_ring told = {.layout = HEFT_RING_LAYOUT, .cells = HEFT_RING_CELLS};
+    struct heft_error error = HEFT_ERROR_INIT;
+    struct heft_ring ring;
+    struct heft_buf buf;
+    int fds[HEFT_RING_FDS], rc;
+
+    if (!session->conn.is_unix)
+        return;
+    rc = heft_ring_create(&ring, fds, &error);
+    if (!rc) {
+        session->bell.fd = ring.bell;
+        session->bell.ready = bell_ready;
+        rc = heft_watch_add(session->agent->control, &session->bell, EPOLLIN | EPOLLET, &error);
+        if (rc) {
+            session->bell.fd = -1;
+            heft_ring_close(&ring);
+            (void)close(fds[0]);
+            (void)close(fds[1]);
+        }
+    }
+    if (rc) {
+        heft_log(HEFT_LOG_INFO, "agent %s: peer '%s' tells by messages only: %s", session->agent->name,
+                 session->handshake.hello.name.data, error.text);
+        return;
+    }
+    heft_inbox_set_ring(session->inbox, &ring);
+    heft_buf_init(&buf, HEFT_FRAME_PING_MAX_BYTES);
+    heft_wire_put_ring(&buf, &told);
+    heft_conn_send_optional_fds(&session->conn, HEFT_FRAME_RING, &buf, fds, HEFT_RING_FDS);
+    heft_buf_free(&buf);
+}
+
 void heft_sessions_credit_job(struct heft_job *job, struct heft_worker *worker)
 {
     struct heft_agent *agent = HEFT_CONTAINER_OF(job, struct heft_agent, credit_job);
@@ -613,8 +669,16 @@ void heft_sessions_credit_job(struct heft_job *job, struct heft_worker *worker)
     for (conn = agent->conns; conn; conn = next) {
         struct heft_session *session = live_session(conn);
 
+        int broken;
+        const char *why;
+
         next = conn->next;
-        if (session)
+        if (!session)
+            continue;
+        broken = heft_inbox_broken(session->inbox, &why);
+        if (broken)
+            end_session(session, broken, why);
+        else
             give_credit(session, 0);
     }
 }
@@ -625,11 +689,8 @@ static void on_told(struct heft_session *session, const struct heft_frame *frame
     int rc = frame->type == HEFT_FRAME_NOTIFY ? heft_inbox_notify(session->inbox, frame, payload, &why)
                                               : heft_inbox_count(session->inbox, frame, payload, &why);
 
-    if (!rc)
-        return;
-    heft_conn_enter(&session->conn);
-    heft_conn_last_word(&session->conn, HEFT_FRAME_BYE, rc, why);
-    heft_conn_leave(&session->conn);
+    if (rc)
+        end_session(session, rc, why);
 }
 
 /* ---- frames, end ---- */
@@ -713,6 +774,8 @@ static void session_closed(struct heft_conn *conn, int code, const char *text)
     (void)heft_error_set(&ended, code ? code : HEFT_ERR_PEER_LOST, "%s", text);
     heft_events_peer_ended(agent, session->handshake.hello.name.data, session->handshake.hello.generation,
                            session->node.id, session->bye ? 0 : ended.code, &ended);
+    if (session->bell.fd >= 0)
+        heft_watch_remove(&session->bell);
     heft_inbox_end(session->inbox, HEFT_ERR_PEER_LOST, text);
     heft_table_remove(&agent->sessions, &session->node);
     if (!session->bye && !agent->closing) {

@@ -288,7 +288,8 @@ static void complete(struct heft_xfer *xfer, int inline_ok)
             return;
         }
         xfer->telling = 0;
-        set_untold(xfer, rc, error.text);
+        if (rc < 0)
+            set_untold(xfer, rc, error.text);
     }
     (void)pthread_mutex_unlock(&xfer->lock);
     finish(xfer, inline_ok);

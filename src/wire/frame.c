@@ -25,6 +25,7 @@ uint32_t heft_frame_cap(uint16_t type)
     case HEFT_FRAME_PING:
     case HEFT_FRAME_PONG:
     case HEFT_FRAME_CREDIT:
+    case HEFT_FRAME_RING:
         return HEFT_FRAME_PING_MAX_BYTES;
     case HEFT_FRAME_NOTIFY:
     case HEFT_FRAME_COUNT:
@@ -92,7 +93,7 @@ const char *heft_frame_type_name(uint16_t type)
 {
     static const char *const names[] = {
         "UNKNOWN",     "HELLO",       "CHALLENGE", "AUTH", "READY", "REFUSE", "PING",  "PONG",   "REGIONS",
-        "REGION_GONE", "REGION_FREE", "DOC_GET",   "DOC",  "BYE",   "NOTIFY", "COUNT", "CREDIT",
+        "REGION_GONE", "REGION_FREE", "DOC_GET",   "DOC",  "BYE",   "NOTIFY", "COUNT", "CREDIT", "RING",
     };
 
     return type < sizeof(names) / sizeof(names[0]) ? names[type] : "UNKNOWN";

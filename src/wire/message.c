@@ -389,3 +389,23 @@ int heft_wire_get_credit(const void *payload, size_t size, struct heft_wire_cred
     *credit_out = credit;
     return 0;
 }
+
+void heft_wire_put_ring(struct heft_buf *buf, const struct heft_wire_ring *ring)
+{
+    heft_buf_u32(buf, ring->layout);
+    heft_buf_u32(buf, ring->cells);
+}
+
+int heft_wire_get_ring(const void *payload, size_t size, struct heft_wire_ring *ring_out)
+{
+    struct heft_wire_ring ring = {0};
+    struct heft_reader reader;
+
+    heft_reader_init(&reader, payload, size);
+    ring.layout = heft_reader_u32(&reader);
+    ring.cells = heft_reader_u32(&reader);
+    if (reader.failed)
+        return HEFT_ERR_PROTOCOL;
+    *ring_out = ring;
+    return 0;
+}

@@ -116,6 +116,11 @@ struct heft_wire_credit {
     uint32_t largest_bytes; /* one notification that the sender of this frame takes */
 };
 
+struct heft_wire_ring {
+    uint32_t layout; /* of the memory that comes along */
+    uint32_t cells;
+};
+
 void heft_wire_put_hello(struct heft_buf *buf, const struct heft_wire_hello *hello);
 int heft_wire_get_hello(const void *payload, size_t size, struct heft_wire_hello *hello_out);
 void heft_wire_put_challenge(struct heft_buf *buf, const struct heft_wire_challenge *challenge);
@@ -151,5 +156,7 @@ int heft_wire_get_counts(const void *payload, size_t size, struct heft_wire_coun
 struct heft_wire_count heft_wire_get_count(const struct heft_wire_counts *counts, uint32_t index);
 void heft_wire_put_credit(struct heft_buf *buf, const struct heft_wire_credit *credit);
 int heft_wire_get_credit(const void *payload, size_t size, struct heft_wire_credit *credit_out);
+void heft_wire_put_ring(struct heft_buf *buf, const struct heft_wire_ring *ring);
+int heft_wire_get_ring(const void *payload, size_t size, struct heft_wire_ring *ring_out);
 
 #endif

@@ -160,6 +160,7 @@ static void add_newer(struct heft_buf *buf)
 {
     struct heft_wire_count count = {.counter = 0x01020304, .transfers = 0x1112131415161718};
     struct heft_wire_credit credit = {.bytes = 16384, .largest_bytes = 8192};
+    struct heft_wire_ring ring = {.layout = 1, .cells = 1024};
 
     heft_wire_put_notify(buf, "page 7 is there", 15);
     add("NOTIFY", HEFT_FRAME_NOTIFY, 5, buf);
@@ -170,6 +171,8 @@ static void add_newer(struct heft_buf *buf)
     add("COUNT", HEFT_FRAME_COUNT, 0, buf);
     heft_wire_put_credit(buf, &credit);
     add_flagged("CREDIT", HEFT_FRAME_CREDIT, HEFT_FRAME_OPTIONAL, 0, buf);
+    heft_wire_put_ring(buf, &ring);
+    add_flagged("RING", HEFT_FRAME_RING, HEFT_FRAME_OPTIONAL | HEFT_FRAME_FDS, 0, buf);
 }
 
 static void make_all(void)
@@ -241,6 +244,7 @@ static void version_1_is_read_as_released(void **state)
         struct heft_wire_text notification;
         struct heft_wire_counts counts;
         struct heft_wire_credit credit;
+        struct heft_wire_ring ring;
         struct heft_wire_hello hello;
         struct heft_wire_doc doc;
         struct heft_frame frame;
@@ -277,6 +281,10 @@ static void version_1_is_read_as_released(void **state)
             assert_true(frame.flags & HEFT_FRAME_OPTIONAL);
             assert_int_equal(heft_wire_get_credit(payload, frame.payload_bytes, &credit), 0);
             assert_true(credit.bytes == 16384 && credit.largest_bytes == 8192);
+        } else if (frame.type == HEFT_FRAME_RING) {
+            assert_true(frame.flags & HEFT_FRAME_OPTIONAL && frame.flags & HEFT_FRAME_FDS);
+            assert_int_equal(heft_wire_get_ring(payload, frame.payload_bytes, &ring), 0);
+            assert_true(ring.layout == 1 && ring.cells == 1024);
         }
         frames++;
     }

@@ -74,10 +74,14 @@ struct heft_agent_options {
                                         top; shared out evenly over max_peers, at most 1 MiB a peer; 0: 64
                                         MiB, or what max_peers needs (8,256 bytes each) */
     uint32_t flags;                  /* enum heft_agent_flags */
+    const char
+        *telemetry; /* the folder for statistics that `heft top` reads; "off": none; NULL:
+                       $HEFT_TELEMETRY           (a folder, or off), else one of this user in memory. What
+                       keeps them from being           there is logged, and the agent works without */
 };
-#define HEFT_AGENT_OPTIONS_INIT                                                             \
-    {                                                                                       \
-        sizeof(struct heft_agent_options), 0, {{0}}, {{0}}, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0 \
+#define HEFT_AGENT_OPTIONS_INIT                                                                \
+    {                                                                                          \
+        sizeof(struct heft_agent_options), 0, {{0}}, {{0}}, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0 \
     }
 
 int heft_agent_open(const struct heft_agent_options *options, struct heft_agent **agent_out,
@@ -114,8 +118,32 @@ struct heft_agent_stats {
     uint64_t bytes_written;
     uint64_t notifications_sent; /* handed to connections */
     uint64_t notifications_received;
+    uint64_t xfers_active;  /* now */
+    uint64_t xfers_refused; /* posts that a transport refused; no xfers_failed */
+    uint64_t descriptors;   /* pieces of xfers_done */
+    uint64_t retries;       /* requests that transports sent again, connections they made again */
+    uint64_t region_bytes;  /* now */
+    uint64_t registrations, registrations_failed, deregistrations;
+    uint64_t connects, connects_failed; /* of heft_peer_connect */
 };
 void heft_agent_get_stats(const struct heft_agent *agent, struct heft_agent_stats *stats_out);
+
+/* What one transport did for an agent. Times are from post to end of the transfers that ended well, rounded
+ * up by at most 1 part in 16. */
+struct heft_transport_stats {
+    size_t size;
+    char name[32]; /* "none": transfers that took no transport (nothing to move, no route) */
+    uint64_t xfers_done, xfers_failed, xfers_refused, xfers_active;
+    uint64_t bytes_read, bytes_written, descriptors, retries;
+    uint64_t read_p50_ns, read_p99_ns, read_max_ns;
+    uint64_t write_p50_ns, write_p99_ns, write_max_ns;
+    uint64_t errors_of_code; /* with `code` */
+    int code; /* set before the call: whose failures and refusals errors_of_code counts; or 0 */
+};
+/* The transport of that index, counted from 0; NOT_FOUND behind the last one. Any thread, waits for nothing.
+ */
+int heft_agent_get_transport_stats(const struct heft_agent *agent, uint32_t index,
+                                   struct heft_transport_stats *stats_out);
 
 /* ---- regions ---- */
 

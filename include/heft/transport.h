@@ -99,6 +99,8 @@ struct heft_transport_host {
                       uint32_t need, struct heft_transport_region **region_out);
     void (*unpin_region)(void *agent, struct heft_transport_region *region);
     void (*count_served)(void *agent, uint64_t bytes);
+    /* For statistics: requests sent again, connections made again. `index` is the one above. */
+    void (*count_retries)(void *agent, uint32_t index, uint64_t count);
 };
 
 struct heft_route_query {

@@ -159,6 +159,7 @@ void heft_agent_unref(struct heft_agent *agent)
     (void)pthread_cond_destroy(&agent->event_cond);
     (void)pthread_cond_destroy(&agent->any_cond);
     memset(&agent->token, 0, sizeof(agent->token));
+    heft_telemetry_free(&agent->telemetry);
     free(agent);
 }
 
@@ -291,6 +292,7 @@ static struct heft_agent *agent_new(void)
     heft_cond_init(&agent->event_cond);
     heft_cond_init(&agent->any_cond);
     agent->event_fd = -1;
+    agent->telemetry.fd = -1;
     heft_table_init(&agent->regions);
     heft_table_init(&agent->sessions);
     return agent;
@@ -325,6 +327,17 @@ static void stop_threads(struct heft_agent *agent)
     heft_pool_destroy(agent->pool);
 }
 
+static int open_telemetry(struct heft_agent *agent, const char *folder, struct heft_error *error)
+{
+    const char *names[HEFT_TRANSPORT_MAX];
+    uint32_t index;
+
+    for (index = 0; index < agent->transport_count; index++)
+        names[index] = agent->transports[index].ops.name;
+    return heft_telemetry_open(&agent->telemetry, folder, agent->name, agent->generation.bytes, names,
+                               agent->transport_count, error);
+}
+
 int heft_agent_open(const struct heft_agent_options *given, struct heft_agent **agent_out,
                     struct heft_error *error)
 {
@@ -347,6 +360,9 @@ int heft_agent_open(const struct heft_agent_options *given, struct heft_agent **
     rc = heft_agent_open_transports(agent, options.transports, error);
     if (rc)
         goto fail_threads;
+    rc = open_telemetry(agent, options.telemetry, error);
+    if (rc)
+        goto fail_transports;
     rc = heft_peer_new(agent, agent->name, &agent->self, error);
     if (rc)
         goto fail_transports;
@@ -448,6 +464,7 @@ int heft_agent_close(struct heft_agent *agent, struct heft_error *error)
     stop_threads(agent);
     heft_table_free(&agent->sessions);
     heft_documents_clear(agent);
+    heft_telemetry_unlink(&agent->telemetry);
     heft_agent_unref(agent);
     return 0;
 }
@@ -477,36 +494,4 @@ int heft_agent_addresses(const struct heft_agent *agent, char *text_out, size_t 
         return HEFT_ERR_TOO_LARGE;
     memcpy(text_out, agent->addresses, size);
     return 0;
-}
-
-void heft_agent_get_stats(const struct heft_agent *const_agent, struct heft_agent_stats *stats_out)
-{
-    /* The locks are no part of what the caller sees. */
-    struct heft_agent *agent = heft_agent_self(const_agent);
-    struct heft_agent_stats stats = {.size = sizeof(stats)};
-    size_t size = stats_out->size < sizeof(stats) ? stats_out->size : sizeof(stats);
-
-    (void)pthread_mutex_lock(&agent->event_lock);
-    heft_inboxes_drain(agent);
-    (void)pthread_mutex_unlock(&agent->event_lock);
-#define READ(field) stats.field = __atomic_load_n(&agent->stats.field, __ATOMIC_RELAXED)
-    READ(bytes_read);
-    READ(bytes_written);
-    READ(bytes_served);
-    READ(xfers_done);
-    READ(xfers_failed);
-    READ(peers_lost);
-    READ(handshakes_refused);
-    READ(notifications_sent);
-    READ(notifications_received);
-#undef READ
-    stats.peers_accepted = __atomic_load_n(&agent->sessions_now, __ATOMIC_RELAXED);
-    (void)pthread_mutex_lock(&agent->peers_lock);
-    stats.peers_connected = agent->peer_count;
-    (void)pthread_mutex_unlock(&agent->peers_lock);
-    (void)pthread_mutex_lock(&agent->region_lock);
-    stats.regions = agent->regions.count;
-    (void)pthread_mutex_unlock(&agent->region_lock);
-    stats.size = size;
-    memcpy(stats_out, &stats, size);
 }

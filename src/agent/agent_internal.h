@@ -21,6 +21,7 @@
 #include "agent/conn.h"
 #include "agent/ring.h"
 #include "agent/table.h"
+#include "agent/telemetry.h"
 #include "transport/worker.h"
 
 #include <heft/agent.h>
@@ -157,9 +158,9 @@ struct heft_agent {
     struct heft_document *documents;
     uint64_t document_epoch;
 
-    struct heft_agent_stats stats; /* atomic access only */
-    uint64_t sessions_now;         /* atomic; live sessions */
-    uint64_t reaps;                /* under region_lock: sessions handed to the reaper and not freed yet */
+    struct heft_telemetry telemetry; /* atomic access only */
+    uint64_t sessions_now;           /* atomic; live sessions */
+    uint64_t reaps;                  /* under region_lock: sessions handed to the reaper and not freed yet */
 };
 
 /* Counts forks on the way to this process (fork.c). */
@@ -179,8 +180,8 @@ static inline struct heft_agent *heft_agent_self(const struct heft_agent *agent)
     return (struct heft_agent *)(uintptr_t)agent;
 }
 
-#define HEFT_COUNT(agent, field, amount) \
-    ((void)__atomic_fetch_add(&(agent)->stats.field, (uint64_t)(amount), __ATOMIC_RELAXED))
+#define HEFT_COUNT(agent, field, amount) heft_stats_add(&(agent)->telemetry.head->field, (uint64_t)(amount))
+#define HEFT_GAUGE(agent, field, value) heft_stats_set(&(agent)->telemetry.head->field, (uint64_t)(value))
 
 /* Fields that the caller's (older, shorter) struct has; `given` begins with its size. NULL: all defaults. */
 int heft_options_copy(void *options, size_t size_bytes, const void *given, struct heft_error *error);
@@ -239,6 +240,7 @@ int heft_host_pin_region(void *agent, uint64_t region_id, uint64_t offset_bytes,
                          uint32_t need, struct heft_transport_region **region_out);
 void heft_host_unpin_region(void *agent, struct heft_transport_region *region);
 void heft_host_count_served(void *agent, uint64_t bytes);
+void heft_host_count_retries(void *agent, uint32_t index, uint64_t count);
 /* Deregisters everything; the agent has no transfers, sessions or peers any more. */
 void heft_regions_clear(struct heft_agent *agent);
 

@@ -112,6 +112,7 @@ static int connect_locked(struct heft_slot *slot, struct heft_error *error)
     if (rc)
         return rc > 0 ? 0 : rc;
     if (broken) {
+        heft_host_count_retries(peer->agent, slot->index, 1);
         (void)pthread_mutex_lock(&peer->map_lock);
         end_endpoint(slot, broken);
         (void)pthread_mutex_unlock(&peer->map_lock);

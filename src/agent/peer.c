@@ -305,6 +305,7 @@ static void list_peer(struct heft_peer *peer)
         peer->next->prev = peer;
     agent->peers = peer;
     agent->peer_count++;
+    HEFT_GAUGE(agent, peers_connected, agent->peer_count);
     (void)pthread_mutex_unlock(&agent->peers_lock);
 }
 
@@ -320,6 +321,7 @@ static void unlist_peer(struct heft_peer *peer)
     if (peer->next)
         peer->next->prev = peer->prev;
     agent->peer_count--;
+    HEFT_GAUGE(agent, peers_connected, agent->peer_count);
     (void)pthread_mutex_unlock(&agent->peers_lock);
 }
 
@@ -429,6 +431,7 @@ fail_fd:
 int heft_peer_connect_or_cancel(struct heft_agent *agent, const struct heft_peer_options *given,
                                 const uint32_t *cancel, struct heft_peer **peer_out, struct heft_error *error)
 {
+    uint64_t start_ns = heft_now_ns();
     int rc;
 
     if (heft_agent_forked(agent))
@@ -436,6 +439,12 @@ int heft_peer_connect_or_cancel(struct heft_agent *agent, const struct heft_peer
     /* The agent must outlive the call: until then it answers BUSY to who closes it. */
     (void)__atomic_add_fetch(&agent->busy, 1, __ATOMIC_ACQ_REL);
     rc = connect_peer(agent, given, cancel, peer_out, error);
+    if (rc) {
+        HEFT_COUNT(agent, connects_failed, 1);
+    } else {
+        HEFT_COUNT(agent, connects, 1);
+        heft_stats_record(&agent->telemetry.head->connect_ns, heft_now_ns() - start_ns);
+    }
     (void)__atomic_sub_fetch(&agent->busy, 1, __ATOMIC_ACQ_REL);
     return rc;
 }

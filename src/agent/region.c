@@ -108,6 +108,14 @@ void heft_host_count_served(void *agent_pointer, uint64_t bytes)
     HEFT_COUNT(agent, bytes_served, bytes);
 }
 
+void heft_host_count_retries(void *agent_pointer, uint32_t index, uint64_t count)
+{
+    struct heft_agent *agent = agent_pointer;
+
+    if (agent->telemetry.routes && index < agent->telemetry.route_count)
+        heft_stats_add(&agent->telemetry.routes[index].retries, count);
+}
+
 /* ---- registering ---- */
 
 static int open_file(const struct heft_region_options *options, struct heft_region *region,
@@ -282,6 +290,7 @@ int heft_region_register(struct heft_agent *agent, const struct heft_region_opti
                          struct heft_region **region_out, struct heft_error *error)
 {
     struct heft_region_options options = HEFT_REGION_OPTIONS_INIT;
+    uint64_t start_ns = heft_now_ns();
     struct heft_region *region;
     int rc, announced;
 
@@ -331,7 +340,11 @@ int heft_region_register(struct heft_agent *agent, const struct heft_region_opti
     agent->region_last = region;
     announced = (options.flags & REGION_FLAGS_ALL) && !agent->announce_queued;
     agent->announce_queued |= announced;
+    HEFT_GAUGE(agent, regions, agent->regions.count);
     (void)pthread_mutex_unlock(&agent->region_lock);
+    HEFT_COUNT(agent, registrations, 1);
+    HEFT_COUNT(agent, region_bytes, region->t.length_bytes);
+    heft_stats_record(&agent->telemetry.head->register_ns, heft_now_ns() - start_ns);
     if (announced)
         heft_worker_submit(agent->control, &agent->announce_job);
     *region_out = region;
@@ -341,6 +354,7 @@ fail_added:
     remove_from_transports(region);
 fail_region:
     heft_region_unref(region);
+    HEFT_COUNT(agent, registrations_failed, 1);
     return rc;
 }
 
@@ -392,6 +406,7 @@ int heft_region_deregister(struct heft_region *region, struct heft_error *error)
     if (region->state == HEFT_REGION_LIVE) {
         region->state = HEFT_REGION_WITHDRAWN;
         heft_table_remove(&agent->regions, &region->node);
+        HEFT_GAUGE(agent, regions, agent->regions.count);
         agent->region_epoch++;
         if (region->t.flags & REGION_FLAGS_ALL) {
             (void)pthread_mutex_unlock(&agent->region_lock);
@@ -405,6 +420,8 @@ int heft_region_deregister(struct heft_region *region, struct heft_error *error)
     if (!holders) {
         region->state = HEFT_REGION_GONE;
         unlink_region(region);
+        HEFT_COUNT(agent, deregistrations, 1);
+        HEFT_COUNT(agent, region_bytes, 0 - region->t.length_bytes);
     }
     (void)pthread_mutex_unlock(&agent->region_lock);
     if (holders)

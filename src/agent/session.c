@@ -328,7 +328,7 @@ static void on_auth(struct heft_session *session, const struct heft_frame *frame
     heft_handshake_proof(&session->handshake, session->key, HEFT_PROOF_SESSION, session->node.id,
                          session->secret);
     heft_table_insert(&agent->sessions, &session->node);
-    (void)__atomic_fetch_add(&agent->sessions_now, 1, __ATOMIC_RELAXED);
+    HEFT_GAUGE(agent, peers_accepted, __atomic_add_fetch(&agent->sessions_now, 1, __ATOMIC_RELAXED));
     session->stage = STAGE_LIVE;
     session->conn.state = HEFT_CONN_LIVE;
     session->conn.deadline_ns = 0;
@@ -787,7 +787,7 @@ static void session_closed(struct heft_conn *conn, int code, const char *text)
     (void)pthread_mutex_lock(&agent->region_lock);
     agent->reaps++;
     (void)pthread_mutex_unlock(&agent->region_lock);
-    (void)__atomic_fetch_sub(&agent->sessions_now, 1, __ATOMIC_RELAXED);
+    HEFT_GAUGE(agent, peers_accepted, __atomic_sub_fetch(&agent->sessions_now, 1, __ATOMIC_RELAXED));
     heft_worker_submit(agent->reaper, &session->reap_job);
 }
 

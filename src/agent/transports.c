@@ -119,7 +119,8 @@ static void open_one(struct heft_agent *agent, const struct heft_transport_ops *
                                                .dial = heft_host_dial,
                                                .pin_region = heft_host_pin_region,
                                                .unpin_region = heft_host_unpin_region,
-                                               .count_served = heft_host_count_served};
+                                               .count_served = heft_host_count_served,
+                                               .count_retries = heft_host_count_retries};
     agent->transport_count++;
     if (entry->ops.open(&entry->host, &entry->transport, &entry->failure)) {
         entry->transport = NULL;

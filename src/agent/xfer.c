@@ -164,7 +164,7 @@ struct draft {
     size_t region_count, region_capacity;
     struct heft_route_pair pairs[PAIRS_MAX];
     size_t pair_count;
-    uint64_t total_bytes;
+    uint64_t total_bytes, descriptor_count;
 };
 
 static int note_region(struct heft_xfer *xfer, struct draft *draft, struct heft_region *region)
@@ -216,6 +216,7 @@ static int make_draft(struct heft_xfer *xfer, const struct heft_run *runs, size_
             return heft_error_set(error, HEFT_ERR_NO_MEMORY, "out of memory for a transfer of %zu runs",
                                   run_count);
         note_pair(draft, &checked);
+        draft->descriptor_count += runs[index].count;
         draft->move_count += checked.bytes > 0;
     }
     return 0;
@@ -269,6 +270,7 @@ static void commit(struct heft_xfer *xfer, const struct heft_run *runs, size_t r
     xfer->spare_regions = old;
     xfer->spare_capacity = old_capacity;
     xfer->total_bytes = draft->total_bytes;
+    xfer->descriptor_count = draft->descriptor_count;
 }
 
 static void drop_draft(struct heft_xfer *xfer, struct draft *draft)
@@ -340,7 +342,7 @@ static int set_runs(struct heft_xfer *xfer, const struct heft_run *runs, size_t 
     int rc;
 
     draft.move_count = draft.region_count = draft.pair_count = 0;
-    draft.total_bytes = 0;
+    draft.total_bytes = draft.descriptor_count = 0;
     if (run_count && !runs)
         return heft_error_set(error, HEFT_ERR_INVALID, "%zu runs, but no array of them", run_count);
     rc = take_runs(xfer, runs, run_count, &draft, error);

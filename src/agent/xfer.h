@@ -38,7 +38,7 @@ struct heft_xfer {
     size_t region_count, region_capacity;
     struct heft_region **spare_regions; /* the array before, for the next set_runs */
     size_t spare_capacity;
-    uint64_t total_bytes;
+    uint64_t total_bytes, descriptor_count;
     struct heft_xfer *draft; /* where set_indexed makes the next moves; its memory is used in turn */
 
     pthread_mutex_t lock;
@@ -71,6 +71,14 @@ struct heft_xfer {
 
 /* Learns from a transfer that ended well how long such ones take. */
 void heft_estimate_note(struct heft_xfer *xfer);
+/* Where its transfers are counted. */
+static inline struct heft_stats_route *heft_xfer_stats(const struct heft_xfer *xfer)
+{
+    const struct heft_telemetry *telemetry = &xfer->agent->telemetry;
+
+    return &telemetry->routes[xfer->slot ? xfer->slot->index : telemetry->route_count - 1];
+}
+
 /* A transfer without runs, which only its caller knows. */
 int heft_xfer_new(struct heft_agent *agent, enum heft_op op, struct heft_peer *peer,
                   const struct heft_xfer_options *given, struct heft_xfer **xfer_out,

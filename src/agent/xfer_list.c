@@ -264,6 +264,7 @@ static int set_pairs(struct picking *picking, size_t count)
     /* Room for the worst at once: growing would copy, and what is not touched costs nothing. It may fail
      * where it would not be needed. */
     (void)heft_xfer_reserve_moves(xfer, count);
+    xfer->descriptor_count = count;
     rc = pick(picking, count);
     if (!rc)
         rc = take_regions(picking, picking->local.list, picking->local_used, 0);
@@ -355,6 +356,7 @@ static void swap_moves(struct heft_xfer *a, struct heft_xfer *b)
     SWAP(region_count);
     SWAP(region_capacity);
     SWAP(total_bytes);
+    SWAP(descriptor_count);
     memcpy(a->route_reason, b->route_reason, sizeof(a->route_reason));
 }
 

@@ -152,25 +152,32 @@ static void set_result(struct heft_xfer *xfer)
         result->failed_run = (int64_t)xfer->run_of_move[xfer->op.failed_move];
 }
 
+/* active_lock held, as in begin: no atomic addition is needed. */
 static void count_end(struct heft_xfer *xfer)
 {
-    if (xfer->result.status) {
-        HEFT_COUNT(xfer->agent, xfers_failed, 1);
+    struct heft_stats_route *stats = heft_xfer_stats(xfer);
+    const struct heft_xfer_result *result = &xfer->result;
+    int is_read = xfer->kind == HEFT_OP_READ;
+
+    heft_stats_add_locked(is_read ? &stats->bytes_read : &stats->bytes_written, result->bytes);
+    if (result->status) {
+        heft_stats_add_locked(&stats->failed, 1);
+        heft_stats_add_locked(&stats->errors[heft_stats_error_index(result->status)], 1);
     } else {
-        HEFT_COUNT(xfer->agent, xfers_done, 1);
         heft_estimate_note(xfer);
+        heft_stats_add_locked(&stats->descriptors, xfer->descriptor_count);
+        heft_stats_record_locked(is_read ? &stats->read_ns : &stats->write_ns,
+                                 result->end_ns - result->start_ns);
     }
-    if (xfer->kind == HEFT_OP_READ)
-        HEFT_COUNT(xfer->agent, bytes_read, xfer->result.bytes);
-    else
-        HEFT_COUNT(xfer->agent, bytes_written, xfer->result.bytes);
 }
 
-static void unlist(struct heft_xfer *xfer)
+static void unlist(struct heft_xfer *xfer, int ended)
 {
     struct heft_agent *agent = xfer->agent;
 
     (void)pthread_mutex_lock(&agent->active_lock);
+    if (ended)
+        count_end(xfer);
     if (xfer->prev)
         xfer->prev->next = xfer->next;
     else
@@ -224,10 +231,9 @@ static void finish(struct heft_xfer *xfer, int inline_ok)
 {
     struct heft_worker *self = heft_worker_self();
 
-    unlist(xfer);
+    unlist(xfer, 1);
     unpin_regions(xfer);
     leave_peer(xfer, xfer->done_status);
-    count_end(xfer);
     (void)__atomic_add_fetch(&xfer->refs, 1, __ATOMIC_RELAXED);
     if (xfer->options.on_done) {
         if (inline_ok && self && self != xfer->agent->control && self != xfer->agent->reaper) {
@@ -354,6 +360,7 @@ static void begin(struct heft_xfer *xfer)
         .reason = xfer->route_reason};
     (void)__atomic_add_fetch(&agent->busy, 1, __ATOMIC_ACQ_REL);
     (void)pthread_mutex_lock(&agent->active_lock);
+    heft_stats_add_locked(&heft_xfer_stats(xfer)->begun, 1);
     xfer->start_ns = xfer->last_progress_ns = now_ns;
     xfer->deadline_ns = now_ns + deadline_ms * HEFT_NS_PER_MS;
     xfer->stall_ns = stall_ms * HEFT_NS_PER_MS;
@@ -371,7 +378,13 @@ static void begin(struct heft_xfer *xfer)
 /* The transport refused: as if it had never been posted, except that the result tells why. */
 static void undo(struct heft_xfer *xfer, int status, const struct heft_error *error)
 {
-    unlist(xfer);
+    struct heft_stats_route *stats = heft_xfer_stats(xfer);
+
+    unlist(xfer, 0);
+    (void)pthread_mutex_lock(&xfer->agent->active_lock);
+    heft_stats_add_locked(&stats->refused, 1);
+    heft_stats_add_locked(&stats->errors[heft_stats_error_index(status)], 1);
+    (void)pthread_mutex_unlock(&xfer->agent->active_lock);
     unpin_regions(xfer);
     leave_peer(xfer, status);
     not_busy(xfer);

@@ -20,7 +20,17 @@ extern "C" {
 struct heft_load;
 struct heft_directory; /* replica.h */
 
-enum heft_load_split { HEFT_LOAD_SPLIT_ROW = 1, HEFT_LOAD_SPLIT_COLUMN = 2 };
+enum heft_load_split {
+    HEFT_LOAD_SPLIT_AUTO = 0, /* by rules when the model has a config.json, else by rows */
+    HEFT_LOAD_SPLIT_ROW = 1,
+    HEFT_LOAD_SPLIT_COLUMN = 2,
+    HEFT_LOAD_SPLIT_RULES = 3 /* by its architecture's rules (docs/layouts.md) */
+};
+
+enum heft_load_experts {
+    HEFT_LOAD_EXPERTS_CUT = 0,   /* each expert is divided among the ranks */
+    HEFT_LOAD_EXPERTS_SPREAD = 1 /* each rank owns whole experts */
+};
 
 /* Loads into memory of the caller: `tensor`'s box (rank numbers, or NULL: whole) at `address`, row-major. */
 struct heft_load_target {
@@ -48,10 +58,10 @@ struct heft_load_options {
     size_t size;
     const char *model; /* as heft_manifest_open; may name a model that only replicas hold */
     struct heft_model_options model_options;
-    const char *source;         /* "auto" (default), or kinds joined by '+': "peer", "file", "object" */
-    const char *require;        /* a transport that every byte must take */
-    uint32_t rank, ranks;       /* ranks 0 or 1: the whole model */
-    enum heft_load_split split; /* 0: row */
+    const char *source;   /* "auto" (default), or kinds joined by '+': "peer", "file", "object" */
+    const char *require;  /* a transport that every byte must take */
+    uint32_t rank, ranks; /* ranks 0 or 1: the whole model */
+    enum heft_load_split split;
     const struct heft_load_target *targets; /* NULL: heft allocates */
     uint64_t target_count;
     struct heft_agent *agent;         /* NULL: the load makes one of its own */
@@ -76,11 +86,22 @@ struct heft_load_options {
      * tensors are device pointers, and blocks are verified there. UNSUPPORTED ("no GPU: ...") without it.
      */
     const char *device;
+    /*
+     * What a rank keeps, by the rules of the model's architecture: those built in for its config.json, or
+     * those of the file `rules`. A choice of layers, experts or a pipeline stage needs rules (NOT_FOUND
+     * without); "to" 0: all. Fused tensors of a rank have their parts one after another and the rank's own
+     * shape.
+     */
+    const char *rules;
+    enum heft_load_experts experts;
+    uint64_t experts_from, experts_to;      /* only these experts */
+    uint64_t layers_from, layers_to;        /* only these layers */
+    uint32_t pipeline_rank, pipeline_ranks; /* instead of layers: this stage of so many */
 };
 #define HEFT_LOAD_OPTIONS_INIT                                                                             \
     {                                                                                                      \
         sizeof(struct heft_load_options), 0, HEFT_MODEL_OPTIONS_INIT, 0, 0, 0, 0, (enum heft_load_split)0, \
-            0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0                                                       \
+            0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, (enum heft_load_experts)0, 0, 0, 0, 0, 0, 0       \
     }
 
 struct heft_load_progress {

@@ -86,6 +86,61 @@ static int open_agent(struct session *session, int serves, struct heft_error *er
     return heft_agent_open(&options, &session->agent, error);
 }
 
+/* "A:B", "A:" or ":B" of counted things; B is the first that is not meant. */
+static int parse_range(const char *option, const char *text, uint64_t *from_out, uint64_t *to_out,
+                       struct heft_error *error)
+{
+    const char *at = text;
+    char *end;
+
+    *from_out = 0;
+    *to_out = UINT64_MAX;
+    errno = 0;
+    if (*at >= '0' && *at <= '9') {
+        *from_out = strtoull(at, &end, 10);
+        at = end;
+    }
+    if (*at != ':')
+        goto bad;
+    at++;
+    if (*at >= '0' && *at <= '9') {
+        *to_out = strtoull(at, &end, 10);
+        at = end;
+    }
+    if (!*at && !errno && *from_out < *to_out)
+        return HEFT_OK;
+bad:
+    return heft_error_set(error, HEFT_ERR_INVALID, "--%s: '%s' is not a range like 0:16, 16: or :8", option,
+                          text);
+}
+
+/* Which part of the model is wanted. */
+static int part_options(const struct heft_config *config, struct heft_load_options *options,
+                        struct heft_error *error)
+{
+    static const char *const splits[] = {"auto", "row", "column", "rules"};
+    const char *experts = heft_config_text(config, "experts"), *layers = heft_config_text(config, "layers");
+    const char *split = heft_config_text(config, "split");
+    unsigned index;
+    int rc = HEFT_OK;
+
+    options->rank = (uint32_t)heft_config_number(config, "rank");
+    options->ranks = (uint32_t)heft_config_number(config, "ranks");
+    options->pipeline_rank = (uint32_t)heft_config_number(config, "pipeline-rank");
+    options->pipeline_ranks = (uint32_t)heft_config_number(config, "pipeline-ranks");
+    options->rules = heft_config_text(config, "rules");
+    for (index = 0; index < 4; index++)
+        if (strcmp(split, splits[index]) == 0)
+            options->split = (enum heft_load_split)index;
+    if (strcmp(experts, "spread") == 0)
+        options->experts = HEFT_LOAD_EXPERTS_SPREAD;
+    else if (strcmp(experts, "cut") != 0)
+        rc = parse_range("experts", experts, &options->experts_from, &options->experts_to, error);
+    if (!rc && layers)
+        rc = parse_range("layers", layers, &options->layers_from, &options->layers_to, error);
+    return rc;
+}
+
 static int start_load(struct session *session, int serves, uint32_t flags, struct heft_error *error)
 {
     const struct heft_config *config = &session->cli->config;
@@ -102,10 +157,9 @@ static int start_load(struct session *session, int serves, uint32_t flags, struc
     cli_model_options(session->cli, &options.model_options);
     options.source = heft_config_text(config, "source");
     options.require = heft_config_text(config, "require");
-    options.rank = (uint32_t)heft_config_number(config, "rank");
-    options.ranks = (uint32_t)heft_config_number(config, "ranks");
-    options.split = strcmp(heft_config_text(config, "split"), "column") == 0 ? HEFT_LOAD_SPLIT_COLUMN
-                                                                             : HEFT_LOAD_SPLIT_ROW;
+    rc = part_options(config, &options, error);
+    if (rc)
+        return rc;
     options.agent = session->agent;
     options.directory = session->directory;
     options.self = serves ? heft_config_text(config, "name") : NULL;
@@ -355,8 +409,9 @@ static void print_loaded(const json_t *report)
 
     printf("loaded %s@%.16s", cli_safe(word(report, "model")), cli_safe(word(report, "revision")));
     if (whole(layout, "ranks") > 1)
-        printf(" rank %llu of %llu (%s split)", (unsigned long long)whole(layout, "rank"),
-               (unsigned long long)whole(layout, "ranks"), word(layout, "split"));
+        printf(" rank %llu of %llu (%s split%s%s)", (unsigned long long)whole(layout, "rank"),
+               (unsigned long long)whole(layout, "ranks"), word(layout, "split"),
+               word(layout, "rules")[0] ? ": " : "", word(layout, "rules"));
     printf(": %s in %s, moved at %s", cli_bytes(whole(report, "bytes")), cli_seconds(real(report, "seconds")),
            cli_rate(real(report, "rate")));
     if (limit)
@@ -585,6 +640,22 @@ static void print_candidate(const json_t *candidate, int is_first)
         printf("    not by %s: %s\n", word(candidate, "transport"), cli_safe(word(candidate, "reason")));
 }
 
+/* What ranks hold in common, or not at all, and why. */
+static void print_unsplit(const json_t *layout)
+{
+    const json_t *entry;
+    size_t index;
+
+    if (whole(layout, "left_out_tensors"))
+        printf("  left out: %llu tensors of other layers or experts, %s\n",
+               (unsigned long long)whole(layout, "left_out_tensors"),
+               cli_bytes(whole(layout, "left_out_bytes")));
+    json_array_foreach(json_object_get(layout, "not_split"), index, entry)
+        printf("  not split: %llu tensor%s, %s: %s (%s%s)\n", (unsigned long long)whole(entry, "tensors"),
+               whole(entry, "tensors") == 1 ? "" : "s", cli_bytes(whole(entry, "bytes")), word(entry, "why"),
+               cli_safe(word(entry, "first")), whole(entry, "tensors") == 1 ? "" : ", ...");
+}
+
 static void print_plan(const json_t *report)
 {
     const json_t *source, *candidate, *layout = json_object_get(report, "layout");
@@ -594,10 +665,14 @@ static void print_plan(const json_t *report)
     printf("%s@%s: %llu tensors, %s", cli_safe(word(report, "model")), cli_safe(word(report, "revision")),
            (unsigned long long)whole(report, "model_tensors"), cli_bytes(whole(report, "model_bytes")));
     if (whole(layout, "ranks") > 1)
-        printf("; rank %llu of %llu wants %s (%llu tensors split by %s)",
+        printf("; rank %llu of %llu wants %s (%llu tensors split by %s%s%s)",
                (unsigned long long)whole(layout, "rank"), (unsigned long long)whole(layout, "ranks"),
-               cli_bytes(whole(layout, "wanted_bytes")), (unsigned long long)split, word(layout, "split"));
+               cli_bytes(whole(layout, "wanted_bytes")), (unsigned long long)split, word(layout, "split"),
+               word(layout, "rules")[0] ? ": " : "", word(layout, "rules"));
+    else if (whole(layout, "wanted_bytes") != whole(report, "model_bytes"))
+        printf("; wanted %s", cli_bytes(whole(layout, "wanted_bytes")));
     printf(", in %llu chunks\n", (unsigned long long)whole(layout, "chunks"));
+    print_unsplit(layout);
     json_array_foreach(json_object_get(report, "sources"), index, source)
     {
         const json_t *reason = json_object_get(source, "reason");

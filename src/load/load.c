@@ -10,7 +10,6 @@
 #include "base/error.h"
 #include "base/log.h"
 #include "load/device.h"
-#include "load/ranges.h"
 #include "space/cuda.h"
 
 #include <inttypes.h>
@@ -20,7 +19,6 @@
 #include <string.h>
 #include <unistd.h>
 
-#define ALIGN_BYTES 256u
 #define DEFAULT_DEADLINE_MS (10u * 60 * 1000)
 #define DEFAULT_STALL_MS 10000u
 #define MIN_HOST_BYTES ((uint64_t)16 << 20)
@@ -60,91 +58,7 @@ static void enter_stage(struct heft_load *load, enum heft_load_stage stage)
     (void)pthread_mutex_unlock(&load->lock);
 }
 
-/* ---- plan: layout, memory, digests ---- */
-
-/* A model has a tensor once, so that a load has one target for it. */
-static int refuse_repeated(const struct heft_layout_tensor *wishes, uint64_t count,
-                           const struct heft_manifest *reference, struct heft_error *error)
-{
-    uint8_t *seen = calloc(1, (size_t)(reference->tensor_count / 8 + 1));
-    uint64_t index;
-    int rc = HEFT_OK;
-
-    if (!seen)
-        return heft_error_set(error, HEFT_ERR_NO_MEMORY, "laying out %" PRIu64 " targets", count);
-    for (index = 0; index < count && !rc; index++) {
-        uint64_t tensor = wishes[index].tensor;
-
-        if (seen[tensor / 8] >> (tensor % 8) & 1)
-            rc = heft_error_set(error, HEFT_ERR_INVALID,
-                                "two targets name tensor %s: load it once and copy it",
-                                reference->tensors[tensor].name);
-        seen[tensor / 8] = (uint8_t)(seen[tensor / 8] | 1u << (tensor % 8));
-    }
-    free(seen);
-    return rc;
-}
-
-static int layout_targets(struct heft_load *load, struct run *run, struct heft_error *error)
-{
-    const struct heft_load_options *o = &load->options;
-    const struct heft_manifest *reference = load->found->reference;
-    struct heft_layout_tensor *wishes = calloc(o->target_count ? o->target_count : 1, sizeof(*wishes));
-    struct heft_range_piece *pieces = calloc(o->target_count ? o->target_count : 1, sizeof(*pieces));
-    uint64_t index, count = 0;
-    int rc = HEFT_OK;
-
-    if (!wishes || !pieces) {
-        rc = heft_error_set(error, HEFT_ERR_NO_MEMORY, "laying out %" PRIu64 " targets", o->target_count);
-        goto out;
-    }
-    for (index = 0; index < o->target_count; index++)
-        pieces[index] = (struct heft_range_piece){.address = o->targets[index].address,
-                                                  .size_bytes = o->targets[index].size_bytes};
-    rc = heft_ranges_make(pieces, o->target_count, &run->ranges, &count, error);
-    if (rc)
-        goto out;
-    for (index = 0; index < o->target_count; index++) {
-        const struct heft_load_target *target = &o->targets[index];
-        uint64_t tensor = heft_manifest_find(reference, target->tensor, strlen(target->tensor));
-
-        if (tensor == UINT64_MAX) {
-            rc = heft_error_set(error, HEFT_ERR_NOT_FOUND, "target %" PRIu64 ": the model has no tensor %s",
-                                index, target->tensor);
-            goto out;
-        }
-        wishes[index] = (struct heft_layout_tensor){
-            .tensor = tensor,
-            .start = target->box_start,
-            .size = target->box_size,
-            .size_bytes = target->size_bytes,
-            .dst_index = pieces[index].range == UINT64_MAX ? 0 : (uint32_t)pieces[index].range,
-            .dst_offset_bytes = pieces[index].offset_bytes,
-        };
-    }
-    run->part_count = count ? (uint32_t)count : 1;
-    rc = refuse_repeated(wishes, o->target_count, reference, error);
-    if (!rc)
-        rc = heft_layout_custom(reference, wishes, o->target_count, &load->layout, error);
-out:
-    free(wishes);
-    free(pieces);
-    return rc;
-}
-
-static int make_layout(struct heft_load *load, struct run *run, struct heft_error *error)
-{
-    const struct heft_load_options *o = &load->options;
-    const struct heft_manifest *reference = load->found->reference;
-    enum heft_split split = o->split == HEFT_LOAD_SPLIT_COLUMN ? HEFT_SPLIT_COLUMN : HEFT_SPLIT_ROW;
-
-    if (o->targets)
-        return layout_targets(load, run, error);
-    run->part_count = 1;
-    if (o->ranks > 1)
-        return heft_layout_rank(reference, o->rank, o->ranks, split, ALIGN_BYTES, &load->layout, error);
-    return heft_layout_whole(reference, ALIGN_BYTES, &load->layout, error);
-}
+/* ---- plan: memory, digests ---- */
 
 static int make_device_memory(struct heft_load *load, struct heft_model_part *part, struct heft_error *error)
 {
@@ -272,7 +186,7 @@ static int make_plan(struct heft_load *load, struct run *run, struct heft_error 
     const struct heft_manifest *manifests[HEFT_PLAN_MAX_SOURCES];
     struct heft_plan *plan;
     uint32_t index;
-    int rc = make_layout(load, run, error);
+    int rc = heft_load_make_layout(load, &run->ranges, &run->part_count, error);
 
     if (rc)
         return rc;
@@ -375,15 +289,8 @@ static int make_model(struct heft_load *load, struct run *run, struct heft_model
     for (part = 0; !rc && part < run->part_count; part++)
         rc = heft_manifest_add_file(manifest, "", run->parts[part].size_bytes, 0, NULL, error);
     for (index = 0; !rc && index < layout->tensor_count; index++) {
-        const struct heft_layout_tensor *wanted = &layout->tensors[index];
-        struct heft_manifest_tensor tensor = layout->reference->tensors[wanted->tensor];
-
-        tensor.box_start = wanted->start;
-        tensor.box_size = wanted->size;
-        tensor.file = wanted->dst_index;
-        tensor.offset_bytes = wanted->dst_offset_bytes;
-        tensor.size_bytes = wanted->size_bytes;
-        rc = heft_manifest_add_tensor(manifest, &tensor, error);
+        if (!layout->tensors[index].joined)
+            rc = heft_load_add_tensor(manifest, layout, index, error);
     }
     if (!rc)
         rc = heft_manifest_finish(manifest, error);
@@ -406,6 +313,8 @@ static int make_model(struct heft_load *load, struct run *run, struct heft_model
     }
     rc = heft_model_make(manifest, run->parts, run->part_count, load->device, model_out, error);
     run->parts = NULL;
+    if (!rc)
+        heft_blob_move(&(*model_out)->config, &load->found->config);
     return rc;
 }
 
@@ -549,7 +458,7 @@ static int copy_options(struct heft_load *load, const struct heft_load_options *
     if ((!o->model || !o->model[0]) && !o->identity)
         return heft_error_set(error, HEFT_ERR_INVALID, "no model is named");
     bytes = string_bytes(o->model) + string_bytes(o->source) + string_bytes(o->require) +
-            string_bytes(o->self) + string_bytes(o->model_options.revision) +
+            string_bytes(o->self) + string_bytes(o->rules) + string_bytes(o->model_options.revision) +
             string_bytes(o->model_options.cache) + o->peer_count * sizeof(*peers);
     for (index = 0; index < o->peer_count; index++)
         bytes += string_bytes(o->peers[index].addresses) + string_bytes(o->peers[index].name);
@@ -568,6 +477,7 @@ static int copy_options(struct heft_load *load, const struct heft_load_options *
     o->source = copy_string(&at, o->source);
     o->require = copy_string(&at, o->require);
     o->self = copy_string(&at, o->self);
+    o->rules = copy_string(&at, o->rules);
     o->model_options.revision = copy_string(&at, o->model_options.revision);
     o->model_options.cache = copy_string(&at, o->model_options.cache);
     if (o->require && !o->require[0])
@@ -596,9 +506,17 @@ static int copy_options(struct heft_load *load, const struct heft_load_options *
     if (o->rank >= (o->ranks ? o->ranks : 1))
         return heft_error_set(error, HEFT_ERR_INVALID, "rank %u of %u does not exist: ranks count from 0",
                               o->rank, o->ranks ? o->ranks : 1);
-    if (o->targets && o->ranks > 1)
+    if (o->targets && (o->ranks > 1 || heft_load_wants_rules(o)))
         return heft_error_set(error, HEFT_ERR_INVALID,
-                              "targets name their boxes themselves: leave ranks out");
+                              "targets name their boxes themselves: leave ranks, layers and experts out");
+    if (o->rules && !o->rules[0])
+        o->rules = NULL;
+    if (o->pipeline_rank >= (o->pipeline_ranks ? o->pipeline_ranks : 1))
+        return heft_error_set(error, HEFT_ERR_INVALID,
+                              "pipeline stage %u of %u does not exist: they count from 0", o->pipeline_rank,
+                              o->pipeline_ranks ? o->pipeline_ranks : 1);
+    if (o->pipeline_ranks > 1 && o->layers_to)
+        return heft_error_set(error, HEFT_ERR_INVALID, "name a pipeline stage, or layers, not both");
     return HEFT_OK;
 }
 

@@ -4,6 +4,7 @@
 #define HEFT_LOAD_LOAD_H
 
 #include "load/loaded.h"
+#include "load/ranges.h"
 #include "load/sources.h"
 
 #include <pthread.h>
@@ -37,6 +38,8 @@ struct heft_load {
     struct heft_error error;
     struct heft_found *found;
     struct heft_layout *layout;
+    char rules_name[72];        /* of the split rules that made the layout; "": none did */
+    struct heft_error no_rules; /* why there are none */
     struct heft_plan *plan;
     struct heft_executor *executor;
     struct heft_model *model;
@@ -47,6 +50,15 @@ struct heft_load {
     const char *memory_kind;
     uint64_t memory_page_bytes;
 };
+
+/* wanted.c: what is wanted, and where it lands. ranges_out (free): of the caller's targets, else NULL. */
+int heft_load_make_layout(struct heft_load *load, struct heft_range **ranges_out, uint32_t *part_count_out,
+                          struct heft_error *error);
+/* 1 when the options ask for what only rules can tell. */
+int heft_load_wants_rules(const struct heft_load_options *options);
+/* The tensor that entry `index` of the layout (and those joined to it) makes, into the loaded manifest. */
+int heft_load_add_tensor(struct heft_manifest *manifest, const struct heft_layout *layout, uint64_t index,
+                         struct heft_error *error);
 
 /* The report as a JSON object (json_decref), NULL out of memory. Under the load's lock. */
 struct json_t *heft_report_make(const struct heft_load *load);

@@ -51,6 +51,7 @@ int heft_model_free(struct heft_model *model, struct heft_error *error)
     }
     free(model->parts);
     heft_manifest_free(model->manifest);
+    free(model->config.data);
     free(model);
     return HEFT_OK;
 }

@@ -20,12 +20,25 @@ struct heft_model_part {
     uint64_t size_bytes;
 };
 
+/* A few bytes that somebody owns. */
+struct heft_text_blob {
+    char *data; /* NULL: none */
+    size_t size;
+};
+
+static inline void heft_blob_move(struct heft_text_blob *to, struct heft_text_blob *from)
+{
+    *to = *from;
+    *from = (struct heft_text_blob){0};
+}
+
 struct heft_model {
     struct heft_manifest *manifest; /* tensor.file is a part; offset_bytes lies in it */
     struct heft_model_part *parts;
     uint32_t part_count;
-    int device;     /* of every part: a GPU; -1: host memory */
-    uint32_t users; /* atomic: replicas that serve it */
+    int device;                   /* of every part: a GPU; -1: host memory */
+    struct heft_text_blob config; /* the model's config.json, when it was seen: replicas pass it on */
+    uint32_t users;               /* atomic: replicas that serve it */
 };
 
 /* Takes over manifest and parts, also on failure. */

@@ -29,6 +29,12 @@ int heft_open_model_within(const char *model, const struct heft_model_options *o
  * size, modification time or identity is not what it was when opened.
  */
 int heft_opened_check_unchanged(const struct heft_opened *opened, struct heft_error *error);
+/*
+ * config.json beside the model's files: malloc'ed, at most 1 MiB; NULL and 0 when there is none. Fails only
+ * when it is there and can't be read.
+ */
+int heft_open_config(const char *model, const struct heft_model_options *options, uint64_t end_ns,
+                     const uint32_t *cancel, char **text_out, size_t *size_out, struct heft_error *error);
 /* NULL is allowed; so is one whose manifest was taken out. */
 void heft_opened_free(struct heft_opened *opened);
 

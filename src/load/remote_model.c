@@ -13,6 +13,7 @@
 #include "base/log.h"
 #include "format/manifest_text.h"
 #include "load/open_list.h"
+#include "plan/rules.h"
 #include "transport/object/object.h"
 
 #include <inttypes.h>
@@ -491,4 +492,37 @@ int heft_open_remote(const struct heft_ref *ref, const struct heft_model_options
     }
     *opened_out = remote.opened;
     return HEFT_OK;
+}
+
+int heft_remote_config(const struct heft_ref *ref, uint64_t end_ns, const uint32_t *cancel, char **text_out,
+                       size_t *size_out, struct heft_error *error)
+{
+    struct heft_error local = HEFT_ERROR_INIT;
+    struct remote remote = {0};
+    struct heft_buf data = {0};
+    int rc;
+
+    if (!error)
+        error = &local;
+    *text_out = NULL;
+    *size_out = 0;
+    rc = heft_object_client_init(&remote.client, error);
+    remote.client.end_ns = end_ns;
+    remote.client.cancel = cancel;
+    if (!rc)
+        rc = find_base(&remote, ref, error);
+    if (!rc && !remote.single) /* a single file is a model without a folder */
+        rc = fetch_whole(&remote, "config.json", HEFT_RULES_MAX_BYTES, &data, error);
+    if (rc == HEFT_ERR_NOT_FOUND)
+        rc = HEFT_OK;
+    if (!rc && data.size > 0) {
+        *text_out = strndup((const char *)data.data, data.size);
+        *size_out = *text_out ? strlen(*text_out) : 0;
+    }
+    heft_buf_free(&data);
+    heft_object_client_free(&remote.client);
+    free(remote.base);
+    free(remote.model);
+    free(remote.single);
+    return rc;
 }

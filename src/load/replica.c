@@ -295,6 +295,10 @@ static int publish_manifest(struct heft_replica *replica, struct heft_error *err
         (void)heft_error_set(error, rc, "encoding the manifest of %s", replica->name);
     replica->document_set = !rc;
     heft_buf_free(&buf);
+    /* Whoever loads a part of the model from here needs the numbers of its config.json. */
+    if (!rc && replica->model && replica->model->config.data)
+        rc = heft_agent_set_document(replica->agent, "config", replica->model->config.data,
+                                     replica->model->config.size, error);
     return rc;
 }
 
@@ -588,6 +592,8 @@ void heft_replica_close(struct heft_replica *replica)
     } else if (replica->agent) {
         if (replica->document_set)
             (void)heft_agent_set_document(replica->agent, "manifest", NULL, 0, NULL);
+        if (replica->document_set && heft_document_exists(replica->agent, "config"))
+            (void)heft_agent_set_document(replica->agent, "config", NULL, 0, NULL);
         rc = deregister_all(replica);
     }
     if (replica->model &&

@@ -127,6 +127,64 @@ static void add_explanation(const struct heft_load *load, const struct heft_sour
     (void)json_object_set_new(object, "candidates", candidates);
 }
 
+/* What every rank holds whole, by the reason; the first tensor of each stands for the others. */
+static json_t *not_split(const struct heft_layout *layout)
+{
+    uint64_t count[HEFT_LAYOUT_WHYS] = {0}, bytes[HEFT_LAYOUT_WHYS] = {0}, first[HEFT_LAYOUT_WHYS], index;
+    json_t *list = json_array();
+    int why;
+
+    for (index = 0; index < layout->tensor_count; index++) {
+        const struct heft_layout_tensor *entry = &layout->tensors[index];
+
+        if (count[entry->why]++ == 0)
+            first[entry->why] = entry->tensor;
+        bytes[entry->why] += entry->size_bytes;
+    }
+    for (why = HEFT_LAYOUT_COPIED; why < HEFT_LAYOUT_WHYS; why++) {
+        json_t *object;
+
+        if (count[why] == 0)
+            continue;
+        object = json_object();
+        (void)json_object_set_new(object, "why", text(heft_layout_why_text((enum heft_layout_why)why)));
+        (void)json_object_set_new(object, "by_rule", json_boolean(why == HEFT_LAYOUT_COPIED));
+        (void)json_object_set_new(object, "tensors", number(count[why]));
+        (void)json_object_set_new(object, "bytes", number(bytes[why]));
+        (void)json_object_set_new(object, "first", text(layout->reference->tensors[first[why]].name));
+        (void)json_array_append_new(list, object);
+    }
+    return list;
+}
+
+static const char *split_word(const struct heft_load *load)
+{
+    const struct heft_load_options *o = &load->options;
+
+    if (load->rules_name[0])
+        return "rules";
+    if (o->ranks <= 1 || load->no_rules.code)
+        return "none";
+    return o->split == HEFT_LOAD_SPLIT_COLUMN ? "column" : "row";
+}
+
+static void add_layout(const struct heft_load *load, json_t *layout)
+{
+    if (load->rules_name[0])
+        (void)json_object_set_new(layout, "rules", text(load->rules_name));
+    if (load->no_rules.code)
+        (void)json_object_set_new(layout, "no_rules", text(load->no_rules.text));
+    (void)json_object_set_new(layout, "tensors", number(load->layout->tensor_count));
+    (void)json_object_set_new(layout, "split_tensors", number(load->layout->split_count));
+    (void)json_object_set_new(layout, "wanted_bytes", number(load->layout->wanted_bytes));
+    if (load->layout->left_out_count) {
+        (void)json_object_set_new(layout, "left_out_tensors", number(load->layout->left_out_count));
+        (void)json_object_set_new(layout, "left_out_bytes", number(load->layout->left_out_bytes));
+    }
+    if (load->rules_name[0])
+        (void)json_object_set_new(layout, "not_split", not_split(load->layout));
+}
+
 static void add_model(const struct heft_load *load, json_t *report)
 {
     const struct heft_load_options *o = &load->options;
@@ -144,15 +202,9 @@ static void add_model(const struct heft_load *load, json_t *report)
     }
     (void)json_object_set_new(layout, "rank", number(o->rank));
     (void)json_object_set_new(layout, "ranks", number(o->ranks ? o->ranks : 1));
-    (void)json_object_set_new(layout, "split",
-                              json_string(o->ranks <= 1                        ? "none"
-                                          : o->split == HEFT_LOAD_SPLIT_COLUMN ? "column"
-                                                                               : "row"));
-    if (load->layout) {
-        (void)json_object_set_new(layout, "tensors", number(load->layout->tensor_count));
-        (void)json_object_set_new(layout, "split_tensors", number(load->layout->split_count));
-        (void)json_object_set_new(layout, "wanted_bytes", number(load->layout->wanted_bytes));
-    }
+    (void)json_object_set_new(layout, "split", json_string(split_word(load)));
+    if (load->layout)
+        add_layout(load, layout);
     if (load->plan)
         (void)json_object_set_new(layout, "chunks", number(load->plan->chunk_count));
     (void)json_object_set_new(report, "layout", layout);

@@ -11,8 +11,10 @@
 #include "base/error.h"
 #include "base/log.h"
 #include "format/modeldir.h"
+#include "load/load.h"
 #include "load/open_place.h"
 #include "load/remote_model.h"
+#include "plan/rules.h"
 #include "transport/object/object.h"
 
 #include <inttypes.h>
@@ -39,6 +41,7 @@ struct candidate {
     /* The thread's outcome, moved to the source when taken. */
     struct heft_peer *peer;
     struct heft_manifest *manifest;
+    struct heft_text_blob config;
     struct heft_error error;
 };
 
@@ -188,6 +191,10 @@ static int find_files(const struct heft_load_options *options, struct found_all 
         source->manifest = found->opened->manifest;
         rc = register_files(found, all->hunt.agent, source, error);
     }
+    /* A store is asked for it only when the layout depends on it. */
+    if (rc == 0 && (!remote || options->ranks > 1 || heft_load_wants_rules(options)))
+        rc = heft_open_config(options->model, &options->model_options, end_ns, cancel, &found->config.data,
+                              &found->config.size, error);
     if (rc) {
         refuse(source, error);
         return HEFT_OK;
@@ -228,8 +235,8 @@ static void *connect_thread(void *argument)
     struct heft_error error = HEFT_ERROR_INIT;
     struct heft_peer *peer = NULL;
     struct heft_manifest *manifest = NULL;
-    void *bytes = NULL;
-    uint64_t size = 0;
+    void *bytes = NULL, *config = NULL;
+    uint64_t size = 0, config_size = 0;
     int rc;
 
     options.addresses = candidate->where.addresses;
@@ -246,10 +253,15 @@ static void *connect_thread(void *argument)
     heft_free(bytes);
     if (!rc)
         rc = check_candidate(hunt, manifest, &error);
+    /* Files bring their own; many replicas have none. */
+    if (!rc && !hunt->reference)
+        (void)heft_peer_read_document_or_cancel(peer, "config", HEFT_RULES_MAX_BYTES, CONNECT_TIMEOUT_MS,
+                                                &hunt->over, &config, &config_size, NULL);
 
     (void)pthread_mutex_lock(&hunt->lock);
     candidate->peer = peer;
     candidate->manifest = manifest;
+    candidate->config = (struct heft_text_blob){config, (size_t)config_size};
     candidate->error = error;
     candidate->error.code = rc;
     candidate->done = 1;
@@ -482,6 +494,8 @@ static void accept_peers(struct found_all *all)
         source->state = HEFT_SOURCE_READY;
         if (!found->reference)
             found->reference = source->manifest;
+        if (!found->config.data)
+            heft_blob_move(&found->config, &candidate->config);
         if (!with_digests && source->manifest->digests)
             with_digests = source->manifest;
     }
@@ -737,6 +751,7 @@ void heft_sources_free(struct heft_found *found)
         if (candidate->peer)
             (void)heft_peer_close(candidate->peer, NULL);
         heft_manifest_free(candidate->manifest);
+        free(candidate->config.data);
     }
     for (index = 0; index < found->count; index++) {
         struct heft_source *source = found->sources[index];
@@ -752,6 +767,7 @@ void heft_sources_free(struct heft_found *found)
         if (heft_region_deregister(found->file_regions[index], NULL))
             heft_log(HEFT_LOG_ERROR, "a file is still in use at the end of a load");
     free(found->file_regions);
+    free(found->config.data);
     heft_opened_free(found->opened);
     free(found->sources);
     heft_record_list_free(&all->records);

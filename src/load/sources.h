@@ -8,6 +8,7 @@
 
 #include "load/directory.h"
 #include "load/executor.h"
+#include "load/loaded.h"
 #include "load/open.h"
 #include <heft/load.h>
 
@@ -15,6 +16,7 @@ struct heft_found {
     struct heft_source **sources; /* owned; ready ones first */
     uint32_t count, ready;
     const struct heft_manifest *reference; /* of the first ready source (files before peers) */
+    struct heft_text_blob config;          /* config.json of the model, as far as a source has one */
     struct heft_opened *opened;            /* the files or objects, NULL: none */
     struct heft_region **file_regions;
     uint32_t file_region_count;

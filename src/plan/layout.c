@@ -7,22 +7,18 @@
 #include "base/error.h"
 #include "base/pages.h"
 #include "plan/geometry.h"
+#include "plan/layout_build.h"
 
 #include <inttypes.h>
 #include <stdlib.h>
 
-__extension__ typedef unsigned __int128 wide;
-
-/* A rank count beyond any machine: bounds the check of every part's boundary for sub-byte dtypes. */
-#define MAX_RANKS 65536u
-
-static uint64_t *layout_numbers(struct heft_layout *layout)
+uint64_t *heft_layout_numbers(struct heft_layout *layout)
 {
     return (uint64_t *)(void *)(layout->tensors + layout->tensor_count);
 }
 
-static int layout_new(const struct heft_manifest *reference, uint64_t count, uint64_t number_count,
-                      struct heft_layout **layout_out, struct heft_error *error)
+int heft_layout_new(const struct heft_manifest *reference, uint64_t count, uint64_t number_count,
+                    struct heft_layout **layout_out, struct heft_error *error)
 {
     struct heft_layout *layout = calloc(1, sizeof(*layout));
     uint64_t table_bytes, numbers_bytes, bytes;
@@ -74,8 +70,8 @@ static int layout_add_up(struct heft_layout *layout, const struct heft_layout_te
 }
 
 /* The next place in the arena for `entry`, whose size is known. */
-static int layout_place(struct heft_layout *layout, struct heft_layout_tensor *entry, uint64_t align_bytes,
-                        struct heft_error *error)
+int heft_layout_place(struct heft_layout *layout, struct heft_layout_tensor *entry, uint64_t align_bytes,
+                      struct heft_error *error)
 {
     struct heft_quote name;
     uint64_t offset;
@@ -90,12 +86,21 @@ static int layout_place(struct heft_layout *layout, struct heft_layout_tensor *e
     return layout_add_up(layout, entry, error);
 }
 
-static int check_align(uint64_t align_bytes, struct heft_error *error)
+int heft_layout_check_align(uint64_t align_bytes, struct heft_error *error)
 {
     if (align_bytes == 0 || (align_bytes & (align_bytes - 1)) != 0)
         return heft_error_set(error, HEFT_ERR_INVALID,
                               "a layout's alignment must be a power of two, not %" PRIu64 " bytes",
                               align_bytes);
+    return HEFT_OK;
+}
+
+int heft_layout_check_rank(uint32_t rank, uint32_t ranks, struct heft_error *error)
+{
+    if (ranks == 0 || ranks > HEFT_LAYOUT_MAX_RANKS || rank >= ranks)
+        return heft_error_set(error, HEFT_ERR_INVALID,
+                              "rank %u of %u: the rank must be below the number of ranks, which is 1 to %u",
+                              rank, ranks, HEFT_LAYOUT_MAX_RANKS);
     return HEFT_OK;
 }
 
@@ -106,11 +111,6 @@ int heft_layout_whole(const struct heft_manifest *reference, uint64_t align_byte
 }
 
 /* ---- one rank of several ---- */
-
-static uint64_t part_start(uint64_t length, uint32_t rank, uint32_t ranks)
-{
-    return (uint64_t)((wide)length * rank / ranks);
-}
 
 /*
  * True when every part along `dim`, of every rank, is whole bytes: all ranks must come to the same answer.
@@ -128,7 +128,7 @@ static int parts_are_bytes(const struct heft_manifest_tensor *tensor, uint32_t d
     if (bits % 8 == 0)
         return 1;
     for (rank = 1; rank <= ranks; rank++)
-        if (part_start(tensor->shape[dim], rank, ranks) * bits % 8 != 0)
+        if (heft_part_start(tensor->shape[dim], rank, ranks) * bits % 8 != 0)
             return 0;
     return 1;
 }
@@ -154,8 +154,8 @@ static uint64_t cut_part(const struct heft_manifest_tensor *tensor, struct heft_
                          struct known_box known[KNOWN_BOXES])
 {
     uint32_t dim = split == HEFT_SPLIT_ROW ? 0 : tensor->rank - 1, index;
-    uint64_t start = part_start(tensor->shape[dim], rank, ranks);
-    uint64_t end = part_start(tensor->shape[dim], rank + 1, ranks);
+    uint64_t start = heft_part_start(tensor->shape[dim], rank, ranks);
+    uint64_t end = heft_part_start(tensor->shape[dim], rank + 1, ranks);
     struct known_box *slot = &known[(uintptr_t)tensor->shape / sizeof(uint64_t) % KNOWN_BOXES];
     uint64_t *size = numbers + tensor->rank, taken = 0;
 
@@ -183,23 +183,22 @@ int heft_layout_rank(const struct heft_manifest *reference, uint32_t rank, uint3
     struct known_box known[KNOWN_BOXES] = {0};
     struct heft_layout *layout = NULL;
     uint64_t index, number_count = 0, *numbers;
-    int rc = check_align(align_bytes, error);
+    int rc = heft_layout_check_align(align_bytes, error);
 
     if (rc)
         return rc;
-    if (ranks == 0 || ranks > MAX_RANKS || rank >= ranks)
-        return heft_error_set(error, HEFT_ERR_INVALID,
-                              "rank %u of %u: the rank must be below the number of ranks, which is 1 to %u",
-                              rank, ranks, MAX_RANKS);
+    rc = heft_layout_check_rank(rank, ranks, error);
+    if (rc)
+        return rc;
     if (split != HEFT_SPLIT_ROW && split != HEFT_SPLIT_COLUMN)
         return heft_error_set(error, HEFT_ERR_INVALID, "unknown split %d: row or column", (int)split);
     for (index = 0; index < reference->tensor_count; index++)
         if (splits(&reference->tensors[index], ranks, split))
             number_count += (uint64_t)reference->tensors[index].rank * 2;
-    rc = layout_new(reference, reference->tensor_count, number_count, &layout, error);
+    rc = heft_layout_new(reference, reference->tensor_count, number_count, &layout, error);
     if (rc)
         return rc;
-    numbers = layout_numbers(layout);
+    numbers = heft_layout_numbers(layout);
     for (index = 0; index < reference->tensor_count; index++) {
         const struct heft_manifest_tensor *tensor = &reference->tensors[index];
         struct heft_layout_tensor *entry = &layout->tensors[index];
@@ -213,7 +212,7 @@ int heft_layout_rank(const struct heft_manifest *reference, uint32_t rank, uint3
             goto fail_layout;
         if (entry->start)
             entry->size_bytes = heft_box_size_bytes(tensor, (struct heft_box){entry->start, entry->size});
-        rc = layout_place(layout, entry, align_bytes, error);
+        rc = heft_layout_place(layout, entry, align_bytes, error);
         if (rc)
             goto fail_layout;
     }
@@ -327,10 +326,10 @@ int heft_layout_custom(const struct heft_manifest *reference, const struct heft_
         if (__builtin_add_overflow(number_count, more, &number_count))
             return heft_error_set(error, HEFT_ERR_NO_MEMORY, "no memory for %" PRIu64 " wishes", count);
     }
-    rc = layout_new(reference, count, number_count, &layout, error);
+    rc = heft_layout_new(reference, count, number_count, &layout, error);
     if (rc)
         return rc;
-    numbers = layout_numbers(layout);
+    numbers = heft_layout_numbers(layout);
     for (index = 0; index < count; index++) {
         struct heft_layout_tensor *entry = &layout->tensors[index];
         uint32_t rank, dim;

@@ -15,6 +15,20 @@
 #define HEFT_PLAN_MAX_SOURCES 64
 #define HEFT_PLAN_DEFAULT_CHUNK_BYTES ((uint64_t)1 << 20)
 
+/* How a tensor came to its box, or why it has none. */
+enum heft_layout_why {
+    HEFT_LAYOUT_ASKED,     /* as the caller asked */
+    HEFT_LAYOUT_CUT,       /* this rank's part */
+    HEFT_LAYOUT_OWNED,     /* an expert that is this rank's alone */
+    HEFT_LAYOUT_COPIED,    /* every rank keeps it: so says its rule */
+    HEFT_LAYOUT_NO_RULE,   /* whole, as all that follow: no rule names it */
+    HEFT_LAYOUT_TOO_FEW,   /* fewer units than ranks */
+    HEFT_LAYOUT_UNEVEN,    /* its shape is not what the rule expects */
+    HEFT_LAYOUT_NO_CONFIG, /* config.json lacks a number that its rule needs */
+    HEFT_LAYOUT_NO_BYTES,  /* its parts would not be whole bytes */
+    HEFT_LAYOUT_WHYS
+};
+
 /* One wanted box, stored row-major and gapless at dst_offset of the receiver's memory `dst_space`. */
 struct heft_layout_tensor {
     uint64_t tensor;       /* index in the reference manifest */
@@ -23,6 +37,9 @@ struct heft_layout_tensor {
     uint64_t size_bytes;
     uint32_t dst_index; /* which destination memory: 0 is the arena; others are the caller's */
     uint64_t dst_offset_bytes;
+    uint16_t why;          /* enum heft_layout_why */
+    uint16_t joined;       /* 1: goes on where the entry before ends, as a part of the same fused tensor */
+    uint32_t joined_along; /* of the first of them: the dimension along which they are one tensor */
 };
 
 struct heft_layout {
@@ -31,7 +48,8 @@ struct heft_layout {
     uint64_t tensor_count;
     uint64_t arena_bytes; /* destination 0 */
     uint64_t wanted_bytes;
-    uint64_t split_count; /* tensors of which only a part is wanted */
+    uint64_t split_count;                    /* entries of which only a part is wanted */
+    uint64_t left_out_count, left_out_bytes; /* tensors that are not wanted at all */
     void *arena;
 };
 
@@ -47,6 +65,27 @@ int heft_layout_whole(const struct heft_manifest *reference, uint64_t align_byte
 int heft_layout_rank(const struct heft_manifest *reference, uint32_t rank, uint32_t ranks,
                      enum heft_split split, uint64_t align_bytes, struct heft_layout **layout_out,
                      struct heft_error *error);
+enum heft_experts {
+    HEFT_EXPERTS_CUT,   /* each expert is divided among the ranks like other tensors */
+    HEFT_EXPERTS_SPREAD /* each rank owns whole experts: rank i those of [E*i/ranks, E*(i+1)/ranks) */
+};
+
+struct heft_rules;
+struct heft_layout_wish {
+    uint32_t rank, ranks; /* ranks 0: 1 */
+    enum heft_experts experts;
+    uint64_t experts_from, experts_to; /* only these experts; to 0: all */
+    uint64_t layers_from, layers_to; /* only these layers, first and last stage as the rules say; to 0: all */
+};
+/*
+ * The tensors that `wish` leaves, divided by the rules; what no rule names is whole. Tensors of other layers
+ * and other ranks' experts are left out. The parts of a fused tensor follow each other without a gap.
+ */
+int heft_layout_rules(const struct heft_manifest *reference, const struct heft_rules *rules,
+                      const struct heft_layout_wish *wish, uint64_t align_bytes,
+                      struct heft_layout **layout_out, struct heft_error *error);
+/* A few words for people; static text. */
+const char *heft_layout_why_text(enum heft_layout_why why);
 /* From explicit wishes (boxes and destinations are copied and checked against the reference). */
 int heft_layout_custom(const struct heft_manifest *reference, const struct heft_layout_tensor *wishes,
                        uint64_t count, struct heft_layout **layout_out, struct heft_error *error);

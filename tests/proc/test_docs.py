@@ -92,7 +92,12 @@ def reports_have_the_fields_that_are_documented():
         fleet.serve(model, "gone", directory, "--lease", "60s").line("serving as")
         fleet.processes[-1].kill()
         seen = set()
+        known = fleet.model("known", table="llama", size="1M", shards_=1)
+        strange = fleet.model("strange", table="small", size="1M", shards_=1)
+        with open(os.path.join(strange, "config.json"), "w") as file:
+            json.dump({"model_type": "strange"}, file)
         for number, arguments in enumerate([("load", model), ("plan", model), ("load", model, "--ranks", "2", "--rank", "1"),
+                                            ("load", known, "--ranks", "2", "--layers", ":1"), ("load", strange, "--ranks", "2"),
                                             ("load", fleet.path("nowhere"))]):
             path = fleet.path(f"report.{number}")
             fleet.run(*arguments, "--directory", directory, "--report", path)
@@ -101,7 +106,7 @@ def reports_have_the_fields_that_are_documented():
         documented = words(page("docs/report.md"))
         assert seen <= documented, f"not in docs/report.md: {sorted(seen - documented)}"
         names = {w for w in documented if re.fullmatch(r"[a-z_]+", w)}
-        values = {"none", "row", "column", "init", "plan", "move", "verify", "publish", "done", "file", "peer", "object", "used", "unused",
+        values = {"none", "row", "column", "rules", "init", "plan", "move", "verify", "publish", "done", "file", "peer", "object", "used", "unused",
                   "lost", "refused"}
         assert names - values <= seen, f"documented, but in no report: {sorted(names - values - seen)}"
 

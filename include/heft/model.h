@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Models: what tensors there are and where they lie. A manifest describes a folder of safetensors files, or
- * memory that some engine already holds; a model is a loaded manifest with its memory.
+ * Models: what tensors there are and where they lie. A manifest describes a folder of weight files
+ * (safetensors, GGUF), or memory that some engine already holds; a model is a loaded manifest with its
+ * memory.
  *
  * Threads: a manifest or model is constant once made; any number of threads may read it.
  */
@@ -71,9 +72,10 @@ struct heft_model_options {
     }
 
 /*
- * Opens "org/name[@revision]" in the cache, "/path" or "./path" (a folder or one .safetensors file): reads
- * the headers and checks everything that can be checked without reading the data. Errors: the model codes
- * 350..399 with file and tensor, NOT_FOUND, PERMISSION, UNSUPPORTED for a scheme that needs a network.
+ * Opens "org/name[@revision]" in the cache, "/path" or "./path" (a folder, or one .safetensors or .gguf
+ * file): reads the headers and checks everything that can be checked without reading the data. Errors: the
+ * model codes 350..399 with file and tensor, NOT_FOUND, PERMISSION, UNSUPPORTED for a scheme that needs a
+ * network.
  */
 int heft_manifest_open(const char *model, const struct heft_model_options *options,
                        struct heft_manifest **manifest_out, struct heft_error *error);

@@ -34,7 +34,7 @@ struct listing {
     size_t candidate_count;
     struct group *groups;
     size_t group_count;
-    const char *aside, *pickle, *other; /* examples for the error: consolidated or adapter, pickle, gguf */
+    const char *aside, *pickle; /* examples for the error: consolidated or adapter, pickle */
     size_t aside_count;
 };
 
@@ -103,8 +103,9 @@ static void sort_out(struct listing *listing, const struct heft_dir_entry *entry
 
     if (strchr(entry->name, '/') || entry->name[0] == '.')
         return;
-    if (ends_with(entry->name, ".safetensors")) {
-        if (begins_with(entry->name, "consolidated") || begins_with(entry->name, "adapter")) {
+    if (heft_shard_ending(entry->name)) {
+        if (begins_with(entry->name, "consolidated") || begins_with(entry->name, "adapter") ||
+            begins_with(entry->name, "mmproj")) {
             listing->aside = listing->aside ? listing->aside : entry->name;
             listing->aside_count++;
             return;
@@ -114,9 +115,30 @@ static void sort_out(struct listing *listing, const struct heft_dir_entry *entry
         listing->candidate_count++;
     } else if (heft_pickle_name(entry->name)) {
         listing->pickle = entry->name;
-    } else if (ends_with(entry->name, ".gguf")) {
-        listing->other = entry->name;
     }
+}
+
+/* Beside safetensors, GGUF is a second copy of the same model. */
+static void prefer_safetensors(struct listing *listing)
+{
+    size_t index, kept = 0, safetensors = 0;
+
+    for (index = 0; index < listing->candidate_count; index++)
+        if (ends_with(listing->candidates[index].entry->name, ".safetensors"))
+            safetensors++;
+    if (safetensors == 0)
+        return;
+    for (index = 0; index < listing->candidate_count; index++) {
+        const char *name = listing->candidates[index].entry->name;
+
+        if (ends_with(name, ".safetensors")) {
+            listing->candidates[kept++] = listing->candidates[index];
+            continue;
+        }
+        listing->aside = listing->aside ? listing->aside : name;
+        listing->aside_count++;
+    }
+    listing->candidate_count = kept;
 }
 
 static void make_groups(struct listing *listing)
@@ -163,6 +185,7 @@ static int open_listing(struct listing *listing, const struct heft_dir_entry *en
         }
         sort_out(listing, &entries[index]);
     }
+    prefer_safetensors(listing);
     make_groups(listing);
     return HEFT_OK;
 }
@@ -331,13 +354,9 @@ static int nothing_found(const struct listing *listing, struct heft_error *error
             error, HEFT_ERR_NO_WEIGHTS,
             "no model files, only %s, which is taken when it is named itself: give the path of that file",
             heft_quote_text(&quote, listing->aside));
-    if (listing->other)
-        return heft_error_set(error, HEFT_ERR_NO_WEIGHTS,
-                              "no safetensors files; %s is of a format that is not supported",
-                              heft_quote_text(&quote, listing->other));
-    return heft_error_set(
-        error, HEFT_ERR_NO_WEIGHTS,
-        "no *.safetensors files in the folder; incomplete download, or a folder above the model's?");
+    return heft_error_set(error, HEFT_ERR_NO_WEIGHTS,
+                          "no *.safetensors or *.gguf files in the folder; incomplete download, or a folder "
+                          "above the model's?");
 }
 
 static int several_found(const struct listing *listing, struct heft_error *error)

@@ -10,7 +10,17 @@
 #define SHOWN_NAMES 3
 #define SHOWN_RANGES 6
 
-static const char ending[] = ".safetensors";
+const char *heft_shard_ending(const char *name)
+{
+    static const char *const endings[] = {".safetensors", ".gguf"};
+    size_t size = strlen(name);
+
+    for (size_t index = 0; index < sizeof(endings) / sizeof(endings[0]); index++)
+        if (size > strlen(endings[index]) &&
+            strcmp(name + size - strlen(endings[index]), endings[index]) == 0)
+            return endings[index];
+    return NULL;
+}
 
 /* Reads the digits that end at `end` (exclusive); returns how many, 0 when there are none or too many. */
 static int digits_before(const char *text, size_t end, uint64_t *number_out)
@@ -33,12 +43,13 @@ static int digits_before(const char *text, size_t end, uint64_t *number_out)
 int heft_shard_name_parse(const char *name, struct heft_shard_name *shard_out)
 {
     size_t size = strlen(name), at;
-    struct heft_shard_name shard = {.name = name, .prefix_bytes = size};
+    struct heft_shard_name shard = {.name = name, .prefix_bytes = size, .ending = ""};
+    const char *ending = heft_shard_ending(name);
 
     *shard_out = shard;
-    if (size <= sizeof(ending) - 1 || strcmp(name + size - (sizeof(ending) - 1), ending) != 0)
+    if (!ending)
         return 0;
-    at = size - (sizeof(ending) - 1);
+    at = size - strlen(ending);
     shard.total_digits = digits_before(name, at, &shard.total);
     at -= (size_t)shard.total_digits;
     if (shard.total_digits == 0 || shard.total == 0 || at < 5 || memcmp(name + at - 4, "-of-", 4) != 0)
@@ -49,6 +60,7 @@ int heft_shard_name_parse(const char *name, struct heft_shard_name *shard_out)
     if (shard.number_digits == 0 || (at > 0 && name[at - 1] != '-'))
         return 0;
     shard.prefix_bytes = at;
+    shard.ending = ending;
     *shard_out = shard;
     return 1;
 }
@@ -70,7 +82,7 @@ int heft_shard_name_compare(const struct heft_shard_name *left, const struct hef
 int heft_shard_same_set(const struct heft_shard_name *left, const struct heft_shard_name *right)
 {
     return left->total != 0 && left->total == right->total && left->prefix_bytes == right->prefix_bytes &&
-           memcmp(left->name, right->name, left->prefix_bytes) == 0;
+           left->ending == right->ending && memcmp(left->name, right->name, left->prefix_bytes) == 0;
 }
 
 static void close_range(struct heft_missing *missing)
@@ -104,7 +116,7 @@ static void show_name(struct heft_missing *missing, const struct heft_shard_name
     if (shard->total) /* by its parts: a run has no entry with a name of its own */
         (void)snprintf(name, sizeof(name), "%.*s%0*" PRIu64 "-of-%0*" PRIu64 "%s",
                        (int)(shard->prefix_bytes < 80 ? shard->prefix_bytes : 80), shard->name,
-                       shard->number_digits, shard->number, shard->total_digits, shard->total, ending);
+                       shard->number_digits, shard->number, shard->total_digits, shard->total, shard->ending);
     else
         (void)snprintf(name, sizeof(name), "%s", shard->name);
     (void)heft_quote_text(&quote, name);

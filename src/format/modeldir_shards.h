@@ -11,11 +11,14 @@ struct heft_shard_name {
     size_t prefix_bytes; /* "model-" */
     uint64_t number, total;
     int number_digits, total_digits;
+    const char *ending; /* ".safetensors" or ".gguf"; "" when not numbered */
 };
 
 /* 1 when the name is numbered; else 0, and the whole name is the prefix. */
 int heft_shard_name_parse(const char *name, struct heft_shard_name *shard_out);
-/* Of one set: the same prefix and total. */
+/* ".safetensors" or ".gguf" when the name ends so, else NULL. */
+const char *heft_shard_ending(const char *name);
+/* Of one set: the same prefix, total and ending. */
 int heft_shard_same_set(const struct heft_shard_name *left, const struct heft_shard_name *right);
 /* Orders by prefix, total, number. */
 int heft_shard_name_compare(const struct heft_shard_name *left, const struct heft_shard_name *right);

@@ -36,6 +36,7 @@ struct heft_st_header {
     uint64_t header_bytes;   /* N */
     uint64_t data_bytes;     /* of the file after the header */
     uint64_t repeated_names; /* names that stood more than once; the last one counted, as in the reference */
+    int sizes_known;         /* also where dtype_bits is 0: of a format that has blocks of several elements */
     void *arena;
 };
 

@@ -8,6 +8,7 @@
 #include "base/digest.h"
 #include "base/error.h"
 #include "base/log.h"
+#include "format/gguf.h"
 #include "format/manifest_text.h"
 #include "load/open_list.h"
 #include "load/remote_model.h"
@@ -156,6 +157,26 @@ static int fill(struct header_buffer *buffer, int fd, uint64_t from, uint64_t to
     return HEFT_OK;
 }
 
+/* GGUF says nowhere how long its header is: more is read until it ends. */
+static int read_gguf(struct opening *opening, int fd, uint64_t file_bytes, uint64_t have,
+                     struct heft_st_header **header_out, uint64_t *text_bytes_out, struct heft_error *error)
+{
+    struct header_buffer *buffer = &opening->buffer;
+    uint64_t wanted = have;
+    int rc;
+
+    while ((rc = heft_gguf_parse(buffer->data, have, file_bytes, &opening->limits, header_out, &wanted,
+                                 error)) == HEFT_ERR_AGAIN) {
+        rc = fill(buffer, fd, have, wanted, error);
+        if (rc)
+            return rc;
+        have = wanted;
+    }
+    if (!rc)
+        *text_bytes_out = have < 8 + (*header_out)->header_bytes ? have : 8 + (*header_out)->header_bytes;
+    return rc;
+}
+
 /* The header of one file; *text_bytes_out: of the length field and header, at the buffer's start. */
 static int read_header(struct opening *opening, int fd, uint64_t file_bytes,
                        struct heft_st_header **header_out, uint64_t *text_bytes_out, struct heft_error *error)
@@ -164,6 +185,8 @@ static int read_header(struct opening *opening, int fd, uint64_t file_bytes,
     uint64_t prefix = file_bytes < PREFIX_BYTES ? file_bytes : PREFIX_BYTES, header_bytes = 0;
     int rc = fill(buffer, fd, 0, prefix, error);
 
+    if (!rc && heft_gguf_is(buffer->data, (size_t)prefix))
+        return read_gguf(opening, fd, file_bytes, prefix, header_out, text_bytes_out, error);
     if (!rc)
         rc = heft_st_header_length(buffer->data, (size_t)prefix, file_bytes, &opening->limits, &header_bytes,
                                    error);
@@ -205,11 +228,11 @@ void heft_open_warn(const char *path, const struct heft_st_header *header)
     if (header->repeated_names)
         heft_log(HEFT_LOG_WARN, "%s: %" PRIu64 " tensor names stand more than once; the last of each counts",
                  path, header->repeated_names);
-    if (unknown)
+    if (unknown && !header->sizes_known)
         heft_log(HEFT_LOG_WARN,
                  "%s: %" PRIu64 " tensors have a dtype whose size is not known and was not checked", path,
                  unknown);
-    if (header->data_bytes > end)
+    if (header->data_bytes > end && !header->sizes_known) /* there it is padding */
         heft_log(HEFT_LOG_WARN, "%s: %" PRIu64 " bytes after the last tensor are ignored", path,
                  header->data_bytes - end);
 }

@@ -3,6 +3,7 @@
 #include "base/error.h"
 #include "base/log.h"
 #include "format/manifest_text.h"
+#include "format/modeldir_shards.h"
 
 #include <dirent.h>
 #include <errno.h>
@@ -131,7 +132,7 @@ static int read_folder(const struct heft_place *place, struct heft_listing *list
         if (strcmp(entry->d_name, ".") == 0 || strcmp(entry->d_name, "..") == 0)
             continue;
         /* Only weights and indexes are looked at one by one; of the rest the names are enough. */
-        if (has_ending(entry->d_name, ".safetensors") || has_ending(entry->d_name, index_ending))
+        if (heft_shard_ending(entry->d_name) || has_ending(entry->d_name, index_ending))
             kind = kind_of(place, entry->d_name, &size_bytes);
         rc = heft_listing_add(listing, entry->d_name, kind, size_bytes, error);
     }

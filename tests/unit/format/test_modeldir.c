@@ -76,6 +76,28 @@ static void a_single_file_is_the_model(void **state)
     assert_non_null(strstr(note, "consolidated.safetensors"));
 }
 
+static void gguf_counts_where_there_are_no_safetensors(void **state)
+{
+    struct heft_error error = HEFT_ERROR_INIT;
+    char chosen[1000], note[256];
+
+    (void)state;
+    assert_ok(choose(LIST("config.json", "m-Q4_K_M.gguf", "mmproj-f16.gguf"), NULL, 0, chosen, note, &error),
+              error);
+    assert_string_equal(chosen, "m-Q4_K_M.gguf");
+    assert_ok(choose(LIST("m-00002-of-00002.gguf", "m-00001-of-00002.gguf"), NULL, 0, chosen, note, &error),
+              error);
+    assert_string_equal(chosen, "m-00001-of-00002.gguf m-00002-of-00002.gguf");
+    assert_ok(choose(LIST("model.gguf", "model.safetensors"), NULL, 0, chosen, note, &error), error);
+    assert_string_equal(chosen, "model.safetensors");
+    assert_non_null(strstr(note, "model.gguf"));
+    assert_code(choose(LIST("m-Q4_K_M.gguf", "m-Q8_0.gguf"), NULL, 0, chosen, note, &error),
+                HEFT_ERR_AMBIGUOUS, error);
+    assert_code(choose(LIST("m-00001-of-00002.gguf"), NULL, 0, chosen, note, &error), HEFT_ERR_SHARD_MISSING,
+                error);
+    assert_says(error, "m-00002-of-00002.gguf");
+}
+
 static void a_complete_set_is_the_model_in_its_order(void **state)
 {
     struct heft_error error = HEFT_ERROR_INIT;
@@ -158,8 +180,8 @@ static void folders_without_weights_tell_what_is_there_instead(void **state)
     assert_code(choose(LIST("consolidated.safetensors"), NULL, 0, chosen, note, &error), HEFT_ERR_NO_WEIGHTS,
                 error);
     assert_says(error, "consolidated.safetensors");
-    assert_code(choose(LIST("model.gguf"), NULL, 0, chosen, note, &error), HEFT_ERR_NO_WEIGHTS, error);
-    assert_says(error, "model.gguf");
+    assert_code(choose(LIST("mmproj-f16.gguf"), NULL, 0, chosen, note, &error), HEFT_ERR_NO_WEIGHTS, error);
+    assert_says(error, "mmproj-f16.gguf");
 }
 
 static void things_named_like_shards_are_no_files(void **state)
@@ -365,6 +387,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_single_file_is_the_model),
+        cmocka_unit_test(gguf_counts_where_there_are_no_safetensors),
         cmocka_unit_test(a_complete_set_is_the_model_in_its_order),
         cmocka_unit_test(the_gap_in_a_set_is_told_by_name_and_number),
         cmocka_unit_test(two_models_without_an_index_are_ambiguous),

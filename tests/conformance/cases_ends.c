@@ -4,6 +4,7 @@
  * the operation's memory.
  */
 #include "conformance/cases.h"
+#include "effort.h"
 #include "base/clock.h"
 
 #include <stdarg.h>
@@ -89,7 +90,7 @@ static void flight_wait_bytes(struct flight *flight, uint64_t bytes)
     fail_msg("no bytes moved");
 }
 
-static void check_marks(struct flight *flight)
+static PLAIN_LOOP void check_marks(struct flight *flight)
 {
     const unsigned char *bytes = flight->near->address;
 
@@ -119,7 +120,7 @@ static void canceled_memory_can_be_used_again_at_once(void **state)
     uint64_t seed = 11;
 
     (void)state;
-    for (int round = 0; round < 8; round++) {
+    for (int round = 0; round < EFFORT(8, 3); round++) {
         struct flight *flight = calloc(1, sizeof(*flight));
         int canceled = 0;
 
@@ -156,7 +157,7 @@ static void canceled_writes_end_and_leave_the_endpoint_working(void **state)
     (void)state;
     if (current_setup->no_write)
         skip_case("it does not write");
-    for (int round = 0; round < 5; round++) {
+    for (int round = 0; round < EFFORT(5, 2); round++) {
         struct flight *flight = calloc(1, sizeof(*flight));
 
         flight_open(flight, HEFT_OP_WRITE);
@@ -212,7 +213,7 @@ static void failing_an_endpoint_ends_everything_and_refuses_more(void **state)
 static void disconnecting_ends_everything_before_it_returns(void **state)
 {
     (void)state;
-    for (uint64_t round = 0; round < 4; round++) {
+    for (uint64_t round = 0; round < EFFORT(4, 2); round++) {
         struct flight *flight = calloc(1, sizeof(*flight));
 
         flight_open(flight, HEFT_OP_READ);

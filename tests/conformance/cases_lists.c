@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Descriptor lists: whatever the list, exactly the bytes it names arrive and none beside them change. */
 #include "conformance/cases.h"
+#include "effort.h"
 #include "base/digest.h"
 
 #include <stdarg.h>
@@ -151,7 +152,7 @@ static void run_random_lists(enum heft_op kind, uint64_t seed, int rounds)
 static void reads_of_random_lists_bring_exactly_their_bytes(void **state)
 {
     (void)state;
-    run_random_lists(HEFT_OP_READ, 1000, 40);
+    run_random_lists(HEFT_OP_READ, 1000, EFFORT(40, 12));
 }
 
 static void writes_of_random_lists_bring_exactly_their_bytes(void **state)
@@ -159,7 +160,7 @@ static void writes_of_random_lists_bring_exactly_their_bytes(void **state)
     (void)state;
     if (current_setup->no_write)
         skip_case("it does not write");
-    run_random_lists(HEFT_OP_WRITE, 2000, 40);
+    run_random_lists(HEFT_OP_WRITE, 2000, EFFORT(40, 12));
 }
 
 static void lists_without_bytes_are_done_at_once(void **state)

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The stand-in for one agent: regions with pins, patterns, operations. */
 #include "conformance/harness.h"
+#include "effort.h"
 #include "base/error.h"
 #include "transport/worker.h"
 
@@ -16,7 +17,7 @@
 #include <time.h>
 #include <unistd.h>
 
-#define WAIT_S 20
+#define WAIT_S 60
 
 uint64_t random_next(uint64_t *state)
 {
@@ -32,7 +33,7 @@ uint64_t random_range(uint64_t *state, uint64_t lo, uint64_t hi)
     return lo + random_next(state) % (hi - lo + 1);
 }
 
-void pattern_fill(void *data, uint64_t seed, uint64_t from_bytes, uint64_t length_bytes)
+PLAIN_LOOP void pattern_fill(void *data, uint64_t seed, uint64_t from_bytes, uint64_t length_bytes)
 {
     uint8_t *out = data;
 

@@ -3,6 +3,7 @@
  * The executor against a transfer layer of our own (the heft_xfer_* calls below), in which every source can
  * be told to be slow, to die, to freeze, to send wrong bytes, or to finish inside post.
  */
+#include "../../effort.h"
 #include "agent/peer.h"
 #include "base/clock.h"
 #include "base/digest.h"
@@ -572,7 +573,7 @@ static void random_misfortunes_end_right_or_with_an_error(void **state)
     unsigned round, seed = 12345, source;
 
     (void)state;
-    for (round = 0; round < 40; round++) {
+    for (round = 0; round < EFFORT(40, 12); round++) {
         struct world world;
         struct heft_error error = HEFT_ERROR_INIT;
         int rc;

@@ -3,6 +3,7 @@
  * The file transport against reference bytes: every way to read, by random lists of moves into memory whose
  * other bytes must stay as they were.
  */
+#include "../../effort.h"
 #include "test_file_util.h"
 
 #include <errno.h>
@@ -97,7 +98,7 @@ static void add_move(struct trial *trial, struct heft_transport_region *host,
     trial_add(trial, host, file, move);
 }
 
-static void read_random_lists(const struct way *way, uint64_t seed)
+static PLAIN_LOOP void read_random_lists(const struct way *way, uint64_t seed)
 {
     uint8_t *arena = aligned_alloc(4096, ARENA_BYTES), *model = malloc(ARENA_BYTES);
     int fd = file_make(way->folder, FILE_BYTES);
@@ -113,7 +114,7 @@ static void read_random_lists(const struct way *way, uint64_t seed)
     rig_open(&rig, way->mode, way->max_host_bytes);
     assert_int_equal(rig_add_file(&rig, fd, FILE_BYTES, &file, &error), 0);
     rig_host_region(arena, ARENA_BYTES, &host);
-    for (round = 0; round < 3; round++) {
+    for (round = 0; round < EFFORT(3, 1); round++) {
         if (way->cold)
             file_make_cold(fd);
         for (at = 0; at < ARENA_BYTES; at++)

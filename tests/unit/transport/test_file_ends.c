@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The file transport when things end badly: short files, full disks, cancels, few descriptors, no privileges.
  */
+#include "../../effort.h"
 #include "test_file_util.h"
 #include "base/clock.h"
 
@@ -69,11 +70,11 @@ static void a_file_that_shrank_is_truncated_and_named(void **state)
     free(model);
 }
 
-#define STORM 200
+#define STORM EFFORT(200, 60)
 #define STORM_BYTES ((uint64_t)300000)
 
 /* After done the memory is the caller's, canceled or not: nothing may write to it any more. */
-static void canceled_operations_end_once_and_leave_memory_alone(void **state)
+static PLAIN_LOOP void canceled_operations_end_once_and_leave_memory_alone(void **state)
 {
     int fd = file_make(NULL, 24 * MIB);
     struct trial *trials = calloc(STORM, sizeof(*trials));

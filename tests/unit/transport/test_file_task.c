@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Cutting moves into pieces: the pieces tile the moves exactly, within their bounds, whatever the strides. */
+#include "../../effort.h"
 #include "test_file_util.h"
 
 #include <stdlib.h>
@@ -127,7 +128,7 @@ static void pieces_tile_random_moves(void **state)
         world.sources[index].access = 2; /* O_RDWR */
         world.sources[index].label = "f";
     }
-    for (round = 0; round < 60; round++) {
+    for (round = 0; round < EFFORT(60, 8); round++) {
         uint64_t used = random_below(&random, 100), moves = random_below(&random, 64);
         uint64_t piece_bytes = (uint64_t)65536 << random_below(&random, 5);
         struct heft_file_task task = {0};

@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+#include "../../effort.h"
 #include "test_file_util.h"
 
 #include <errno.h>
@@ -67,7 +68,7 @@ uint8_t file_byte(uint64_t offset)
     return (uint8_t)(mixed >> (offset % 8 * 8));
 }
 
-void file_fill(uint8_t *data, uint64_t offset, uint64_t bytes)
+PLAIN_LOOP void file_fill(uint8_t *data, uint64_t offset, uint64_t bytes)
 {
     uint64_t at;
 

@@ -5,7 +5,7 @@
  * regions in memory that heft allocated, so that the peer's is mapped. Items regular (one every STRIDE bytes)
  * or not (the same places in random order).
  *
- *   bench_list [BYTES [ROUNDS]]
+ *   bench_list [BYTES [ROUNDS [ITEMS]]]: lists of that many items only
  */
 #include "base/clock.h"
 
@@ -166,7 +166,7 @@ static void one_round(struct bench *bench, size_t count, struct times *least)
                                   count, &options, &xfer, &error),
          &error);
     keep_least(&least->make, since_ns);
-    for (turn = 0; turn < 2; turn++) {
+    for (turn = 0; turn < (count < 4096 ? 64 : 3); turn++) {
         since_ns = heft_now_ns();
         must(heft_xfer_post(xfer, &error), &error);
         must(heft_xfer_wait(xfer, 60000), &error);
@@ -185,7 +185,7 @@ int main(int argc, char **argv)
     struct bench bench = {.random = 5};
     struct heft_error error = HEFT_ERROR_INIT;
     long rounds = argc > 2 ? strtol(argv[2], NULL, 10) : 7, round;
-    size_t count;
+    size_t count, only = argc > 3 ? strtoull(argv[3], NULL, 10) : 0;
     int regular;
 
     bench.item_bytes = argc > 1 ? strtoull(argv[1], NULL, 10) : 64;
@@ -199,6 +199,8 @@ int main(int argc, char **argv)
                  "bare");
     for (regular = 1; regular >= 0; regular--)
         for (count = 256; count <= MOST_ITEMS; count *= 8) {
+            if (only && count != only)
+                continue;
             struct times least = {UINT64_MAX, UINT64_MAX, UINT64_MAX, UINT64_MAX, UINT64_MAX};
             double each = (double)count;
 

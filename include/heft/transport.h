@@ -152,6 +152,9 @@ struct heft_transport_ops {
     /* heft_agent_query for an object, its arguments checked: fills in what is answered. NOT_FOUND: it is not
      * there; UNSUPPORTED: ask another transport. May wait, within its own limits. */
     int (*query)(struct heft_transport *transport, struct heft_query *query, struct heft_error *error);
+    /* Moves all of an INLINE operation in this thread before it returns; `done` is not called. 0: every byte
+     * is there and counted; else why not, as done would say it. AGAIN: nothing was begun, post it. */
+    int (*move)(struct heft_endpoint *endpoint, struct heft_transport_op *op, struct heft_error *error);
 };
 
 /* In-tree transports; the agent fills what one leaves NULL with stubs that refuse. */

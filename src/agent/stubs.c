@@ -87,6 +87,14 @@ static int stub_query(struct heft_transport *transport, struct heft_query *query
     return heft_error_set(error, HEFT_ERR_UNSUPPORTED, "no transport of this agent can ask about objects");
 }
 
+static int stub_move(struct heft_endpoint *endpoint, struct heft_transport_op *op, struct heft_error *error)
+{
+    (void)endpoint;
+    (void)op;
+    (void)error;
+    return HEFT_ERR_AGAIN;
+}
+
 void heft_transport_fill(const struct heft_transport_ops *ops, struct heft_transport_ops *full_out)
 {
     struct heft_transport_ops full = {0};
@@ -112,6 +120,7 @@ void heft_transport_fill(const struct heft_transport_ops *ops, struct heft_trans
     FILL(post);
     FILL(cancel);
     FILL(query);
+    FILL(move);
 #undef FILL
 #undef FILL_WITH
     full.size = sizeof(full);

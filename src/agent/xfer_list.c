@@ -78,62 +78,52 @@ static int new_move(struct picking *picking, size_t at, const struct heft_item *
     return 0;
 }
 
-/* The item goes on where the move's last piece ends, on both sides. */
+/* The item goes on where a single piece ends, on both sides. */
 static int is_next(const struct heft_move *last, const struct heft_item *local,
                    const struct heft_item *remote)
 {
-    uint64_t before = last->count - 1;
-
-    return local->offset_bytes ==
-               last->local_offset_bytes + before * last->local_stride_bytes + last->length_bytes &&
-           remote->offset_bytes ==
-               last->remote_offset_bytes + before * last->remote_stride_bytes + last->length_bytes;
+    return last->count == 1 && local->offset_bytes == last->local_offset_bytes + last->length_bytes &&
+           remote->offset_bytes == last->remote_offset_bytes + last->length_bytes;
 }
 
-/* 1: the item is part of the last move now. */
-static int join(struct picking *picking, struct heft_move *last, const struct heft_item *local,
-                const struct heft_item *remote)
+/* 1: the item is one more piece of the last move. */
+static int is_more(struct heft_move *last, const struct heft_item *local, const struct heft_item *remote)
 {
-    uint64_t local_stride, remote_stride;
-
-    if (local->length_bytes != last->length_bytes)
+    if (last->count == 1 || local->length_bytes != last->length_bytes ||
+        local->offset_bytes != last->local_offset_bytes + last->count * last->local_stride_bytes ||
+        remote->offset_bytes != last->remote_offset_bytes + last->count * last->remote_stride_bytes)
         return 0;
-    if (last->count > 1) {
-        if (local->offset_bytes != last->local_offset_bytes + last->count * last->local_stride_bytes ||
-            remote->offset_bytes != last->remote_offset_bytes + last->count * last->remote_stride_bytes)
-            return 0;
-        last->count++;
-        return 1;
-    }
-    if (local->offset_bytes < last->local_offset_bytes || remote->offset_bytes < last->remote_offset_bytes)
-        return 0;
-    local_stride = local->offset_bytes - last->local_offset_bytes;
-    remote_stride = remote->offset_bytes - last->remote_offset_bytes;
-    /* Pieces of one move never overlap where they are written. */
-    if ((picking->is_read ? local_stride : remote_stride) < last->length_bytes)
-        return 0;
-    last->local_stride_bytes = local_stride;
-    last->remote_stride_bytes = remote_stride;
-    last->count = 2;
+    last->count++;
     return 1;
 }
 
-/* The second of two pieces has a neighbour: it leaves the first alone and grows instead. */
-static int part_and_grow(struct picking *picking, struct heft_move *last, size_t at,
-                         const struct heft_item *local, const struct heft_item *remote)
+/*
+ * 1: the last two moves and the item were the first three pieces of one. Two alone are always at some
+ * distance: that tells nothing, and single pieces are the ones that transports are quickest with.
+ */
+static int is_third(struct picking *picking, struct heft_move *last, const struct heft_item *local,
+                    const struct heft_item *remote)
 {
-    struct heft_item first = {last->local_offset_bytes + last->local_stride_bytes, last->length_bytes,
-                              local->slot};
-    struct heft_item second = {last->remote_offset_bytes + last->remote_stride_bytes, last->length_bytes,
-                               remote->slot};
-    int rc;
+    struct heft_move *first = last - 1;
+    uint64_t local_stride = last->local_offset_bytes - first->local_offset_bytes;
+    uint64_t remote_stride = last->remote_offset_bytes - first->remote_offset_bytes;
 
-    last->count = 1;
-    last->local_stride_bytes = last->remote_stride_bytes = 0;
-    rc = new_move(picking, at - 1, &first, &second);
-    if (!rc)
-        picking->xfer->moves[picking->xfer->move_count - 1].length_bytes += local->length_bytes;
-    return rc;
+    if (local->offset_bytes - last->local_offset_bytes != local_stride ||
+        remote->offset_bytes - last->remote_offset_bytes != remote_stride || last->count != 1 ||
+        first->count != 1 || first->length_bytes != last->length_bytes ||
+        local->length_bytes != last->length_bytes || first->local != last->local ||
+        first->remote != last->remote)
+        return 0;
+    /* Downwards is not for moves; and pieces of one never overlap where they are written. */
+    if (last->local_offset_bytes < first->local_offset_bytes ||
+        last->remote_offset_bytes < first->remote_offset_bytes ||
+        (picking->is_read ? local_stride : remote_stride) < last->length_bytes)
+        return 0;
+    first->count = 3;
+    first->local_stride_bytes = local_stride;
+    first->remote_stride_bytes = remote_stride;
+    picking->xfer->move_count--;
+    return 1;
 }
 
 static int add_pair(struct picking *picking, size_t at, const struct heft_item *local,
@@ -143,13 +133,13 @@ static int add_pair(struct picking *picking, size_t at, const struct heft_item *
     struct heft_move *last = xfer->move_count ? &xfer->moves[xfer->move_count - 1] : NULL;
 
     if (last && local->slot == picking->local_slot && remote->slot == picking->remote_slot) {
-        if (last->count <= 2 && is_next(last, local, remote)) {
-            if (last->count == 2)
-                return part_and_grow(picking, last, at, local, remote);
+        if (is_next(last, local, remote)) {
             last->length_bytes += local->length_bytes;
             return 0;
         }
-        if (join(picking, last, local, remote))
+        if (is_more(last, local, remote))
+            return 0;
+        if (xfer->move_count > 1 && is_third(picking, last, local, remote))
             return 0;
     }
     return new_move(picking, at, local, remote);

@@ -130,8 +130,11 @@ static void set_result(struct heft_xfer *xfer)
     struct heft_error *error = &result->error;
     char who[HEFT_PEER_TEXT_BYTES];
 
-    *error = xfer->done_error;
     error->code = 0;
+    if (status)
+        *error = xfer->done_error;
+    else
+        error->text[0] = 0;
     if (status == 0 && bytes != xfer->total_bytes)
         status =
             heft_error_set(error, HEFT_ERR_INTERNAL, "the transport says done, but counts %llu of %llu bytes",
@@ -254,6 +257,29 @@ static void finish(struct heft_xfer *xfer, int inline_ok)
     heft_xfer_unref(xfer);
 }
 
+/* As finish, for one that was never listed; with the lock, which is given back. */
+static void end_now(struct heft_xfer *xfer)
+{
+    unpin_regions(xfer);
+    leave_peer(xfer, xfer->done_status);
+    (void)pthread_mutex_lock(&xfer->agent->active_lock);
+    heft_stats_add_locked(&heft_xfer_stats(xfer)->begun, 1);
+    count_end(xfer);
+    (void)pthread_mutex_unlock(&xfer->agent->active_lock);
+    if (xfer->options.on_done) {
+        (void)__atomic_add_fetch(&xfer->refs, 1, __ATOMIC_RELAXED);
+        (void)pthread_mutex_unlock(&xfer->lock);
+        xfer->callback_job.run = callback_job;
+        heft_pool_submit(xfer->agent->pool, &xfer->callback_job);
+        return;
+    }
+    not_busy(xfer);
+    xfer->state = HEFT_XFER_TERMINAL;
+    heft_events_finished(xfer);
+    heft_events_wake_any(xfer->agent);
+    (void)pthread_mutex_unlock(&xfer->lock); /* and whoever sees the end may release it */
+}
+
 /* All bytes arrived, but the peer could not be told. xfer->lock held. */
 static void set_untold(struct heft_xfer *xfer, int status, const char *why)
 {
@@ -335,13 +361,11 @@ static void drop_hold(struct heft_xfer *xfer)
 
 /* ---- post ---- */
 
+/* The operation as a transport gets it, and the result as it is until the end. */
 static void begin(struct heft_xfer *xfer)
 {
     struct heft_agent *agent = xfer->agent;
-    uint64_t now_ns = heft_now_ns();
-    const uint64_t most_ms = UINT64_C(1) << 40;
-    uint64_t deadline_ms = xfer->options.deadline_ms < most_ms ? xfer->options.deadline_ms : most_ms;
-    uint64_t stall_ms = xfer->options.stall_ms < most_ms ? xfer->options.stall_ms : most_ms;
+    struct heft_xfer_result *result = &xfer->result;
 
     xfer->op = (struct heft_transport_op){.kind = xfer->kind,
                                           .moves = xfer->moves,
@@ -351,18 +375,31 @@ static void begin(struct heft_xfer *xfer)
                                           .id = __atomic_add_fetch(&agent->next_xfer_id, 1, __ATOMIC_RELAXED),
                                           .failed_move = -1,
                                           .done = op_done};
-    xfer->result = (struct heft_xfer_result){
-        .size = sizeof(xfer->result),
-        .status = HEFT_ERR_AGAIN,
-        .start_ns = now_ns,
-        .transport = xfer->slot ? agent->transports[xfer->slot->index].ops.name : "",
-        .failed_run = -1,
-        .reason = xfer->route_reason};
+    result->size = sizeof(*result);
+    result->status = HEFT_ERR_AGAIN;
+    result->bytes = 0;
+    result->start_ns = heft_now_ns();
+    result->end_ns = 0;
+    result->transport = xfer->slot ? agent->transports[xfer->slot->index].ops.name : "";
+    result->failed_run = -1;
+    result->error.code = 0;
+    result->error.text[0] = 0;
+    result->reason = xfer->route_reason;
     (void)__atomic_add_fetch(&agent->busy, 1, __ATOMIC_ACQ_REL);
+}
+
+/* From here on its deadlines run. */
+static void enlist(struct heft_xfer *xfer)
+{
+    struct heft_agent *agent = xfer->agent;
+    const uint64_t most_ms = UINT64_C(1) << 40;
+    uint64_t deadline_ms = xfer->options.deadline_ms < most_ms ? xfer->options.deadline_ms : most_ms;
+    uint64_t stall_ms = xfer->options.stall_ms < most_ms ? xfer->options.stall_ms : most_ms;
+
     (void)pthread_mutex_lock(&agent->active_lock);
     heft_stats_add_locked(&heft_xfer_stats(xfer)->begun, 1);
-    xfer->start_ns = xfer->last_progress_ns = now_ns;
-    xfer->deadline_ns = now_ns + deadline_ms * HEFT_NS_PER_MS;
+    xfer->start_ns = xfer->last_progress_ns = xfer->result.start_ns;
+    xfer->deadline_ns = xfer->start_ns + deadline_ms * HEFT_NS_PER_MS;
     xfer->stall_ns = stall_ms * HEFT_NS_PER_MS;
     xfer->last_bytes = 0;
     xfer->expiring = 0;
@@ -413,9 +450,50 @@ static void after_post(struct heft_xfer *xfer, struct heft_endpoint *endpoint)
     drop_hold(xfer);
 }
 
+/*
+ * The short way: the transport moves the bytes in this thread, the peer is told through its ring, and the
+ * transfer was never listed as active. Everybody else who wants it waits for its lock meanwhile, which is not
+ * for long: transports take only small operations. 1: it was posted, and the lock given back. 0: the
+ * transport would not.
+ */
+static int post_now(struct heft_xfer *xfer, struct heft_endpoint *endpoint)
+{
+    struct heft_error *error = &xfer->done_error;
+    int status = 0;
+
+    error->code = 0;
+    error->text[0] = 0;
+    if (xfer->move_count)
+        status = xfer->agent->transports[xfer->slot->index].ops.move(endpoint, &xfer->op, error);
+    if (status == HEFT_ERR_AGAIN)
+        return 0;
+    xfer->done = 1;
+    xfer->done_status = status;
+    if (status && !error->text[0])
+        (void)snprintf(error->text, sizeof(error->text), "%s", heft_error_text(status));
+    set_result(xfer);
+    if (xfer->tells && !xfer->result.status) {
+        struct heft_error untold;
+        int told;
+
+        xfer->telling = 1;
+        told = heft_outbox_add_xfer(xfer, &untold);
+        if (!told) { /* it waits for room; nobody ends it before the lock is given back */
+            enlist(xfer);
+            (void)pthread_mutex_unlock(&xfer->lock);
+            return 1;
+        }
+        xfer->telling = 0;
+        if (told < 0)
+            set_untold(xfer, told, untold.text);
+    }
+    end_now(xfer);
+    return 1;
+}
+
 int heft_xfer_post(struct heft_xfer *xfer, struct heft_error *error)
 {
-    struct heft_error failure = HEFT_ERROR_INIT;
+    struct heft_error failure;
     struct heft_endpoint *endpoint;
     char who[HEFT_PEER_TEXT_BYTES];
     int rc;
@@ -440,16 +518,16 @@ int heft_xfer_post(struct heft_xfer *xfer, struct heft_error *error)
     heft_events_forget(xfer);
     xfer->state = HEFT_XFER_ACTIVE;
     xfer->done = xfer->telling = xfer->cancel_code = 0;
+    begin(xfer);
+    if (((xfer->options.flags & HEFT_XFER_INLINE) || !xfer->move_count) && post_now(xfer, endpoint))
+        return 0;
     xfer->posting = 1;
     xfer->holds = 1;
-    begin(xfer);
+    enlist(xfer);
     (void)pthread_mutex_unlock(&xfer->lock);
 
-    if (!xfer->move_count) { /* nothing to move: done, and nobody has to be asked */
-        op_done(&xfer->op, 0, NULL);
-        drop_hold(xfer);
-        return 0;
-    }
+    failure.code = 0;
+    failure.text[0] = 0;
     rc = xfer->agent->transports[xfer->slot->index].ops.post(endpoint, &xfer->op, &failure);
     if (!rc) {
         after_post(xfer, endpoint);
@@ -547,15 +625,18 @@ int heft_xfer_look(struct heft_xfer *xfer)
 
 int heft_xfer_wait(struct heft_xfer *xfer, uint64_t timeout_ms)
 {
-    uint64_t until_ns = heft_deadline_after_ms(timeout_ms);
+    uint64_t until_ns = 0;
     int rc = 0, status;
 
     if (heft_agent_forked(xfer->agent))
         return HEFT_ERR_STATE;
     (void)pthread_mutex_lock(&xfer->lock);
     /* A running callback is waited for too, so that its context may be freed after a wait. */
-    while ((xfer->state == HEFT_XFER_ACTIVE || (xfer->callbacks && in_callback != xfer)) && !rc)
+    while ((xfer->state == HEFT_XFER_ACTIVE || (xfer->callbacks && in_callback != xfer)) && !rc) {
+        if (!until_ns)
+            until_ns = heft_deadline_after_ms(timeout_ms);
         rc = heft_cond_wait_until(&xfer->cond, &xfer->lock, until_ns);
+    }
     status = rc && xfer->callbacks && in_callback != xfer ? HEFT_ERR_AGAIN : status_of(xfer);
     (void)pthread_mutex_unlock(&xfer->lock);
     return status;

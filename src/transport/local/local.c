@@ -17,10 +17,6 @@
 
 /* A runner gives other jobs and sockets of its worker a turn after this many bytes. */
 #define TURN_BYTES ((uint64_t)4 << 20)
-/* done callbacks that post inline from inside done: deeper ones are queued, so the stack stays bounded. */
-#define INLINE_DEPTH_MAX 4
-
-static _Thread_local int inline_depth;
 
 static struct local_transport *transport_of(struct heft_transport *transport)
 {
@@ -255,18 +251,15 @@ static void local_drop_session(struct heft_transport *transport, uint64_t sessio
     (void)session;
 }
 
-static int post_inline(struct local_endpoint *endpoint, struct heft_transport_op *op,
-                       struct heft_error *error)
+/* Without the queue: the agent holds the endpoint for this call, and nobody else knows the operation. */
+static int local_move(struct heft_endpoint *opened, struct heft_transport_op *op, struct heft_error *error)
 {
-    struct heft_claim claim;
-    int rc = heft_opqueue_post_claimed(&endpoint->queue, op, &claim, error);
+    struct local_endpoint *endpoint = endpoint_of(opened);
+    struct heft_claim claim = {.op = op, .bytes = op->total_bytes};
 
-    if (rc != 0)
-        return rc;
-    inline_depth++;
-    run_claim(endpoint, &claim);
-    inline_depth--;
-    return 0;
+    if (op->total_bytes > LOCAL_INLINE_BYTES || __atomic_load_n(&endpoint->queue.failed, __ATOMIC_ACQUIRE))
+        return HEFT_ERR_AGAIN;
+    return local_copy(endpoint, &claim, &op->failed_move, error);
 }
 
 static int local_post(struct heft_endpoint *opened, struct heft_transport_op *op, struct heft_error *error)
@@ -275,9 +268,6 @@ static int local_post(struct heft_endpoint *opened, struct heft_transport_op *op
     uint64_t slices = op->total_bytes / LOCAL_SLICE_BYTES + 1;
     int rc;
 
-    if ((op->flags & HEFT_XFER_INLINE) && op->total_bytes <= LOCAL_INLINE_BYTES &&
-        inline_depth < INLINE_DEPTH_MAX)
-        return post_inline(endpoint, op, error);
     /* once posted, the operation and even the endpoint may be over before we return: hold the latter */
     (void)__atomic_add_fetch(&endpoint->refs, 1, __ATOMIC_RELAXED);
     rc = heft_opqueue_post(&endpoint->queue, op, error);
@@ -316,4 +306,5 @@ const struct heft_transport_ops heft_transport_local = {
     .drop_session = local_drop_session,
     .post = local_post,
     .cancel = local_cancel,
+    .move = local_move,
 };

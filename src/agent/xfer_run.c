@@ -155,7 +155,7 @@ static void set_result(struct heft_xfer *xfer)
         result->failed_run = (int64_t)xfer->run_of_move[xfer->op.failed_move];
 }
 
-/* active_lock held, as in begin: no atomic addition is needed. */
+/* active_lock held: no atomic addition is needed. */
 static void count_end(struct heft_xfer *xfer)
 {
     struct heft_stats_route *stats = heft_xfer_stats(xfer);

@@ -2,7 +2,7 @@
 /*
  * What the cuda transport reaches, beside what the driver's own copies reach in the same run.
  *
- *   bench_cuda [SECTION...]      sections: bulk list single host file digest process
+ *   bench_cuda [SECTION...]      sections: bulk list budget single host file digest process
  *
  * Tab-separated: section, what, size, GB/s (or us), the driver's own beside, ratio. Medians. Bytes are random
  * (a pattern) and checked after each measurement by digests on the GPU.
@@ -266,6 +266,66 @@ static void list(struct heft_agent *agent, const char *what, struct heft_peer *p
     row("list", text, (double)item * ITEMS / took / 1e9, 0, "GB/s");
 }
 
+/* Transfers made for one post each, of prepared lists: what a cache of pages does. */
+static void indexed(struct heft_agent *agent, struct memory *local, struct memory *remote, uint64_t item)
+{
+    enum { ITEMS = 8192, ROUNDS = 15 };
+    static uint32_t ours[ITEMS], theirs[ITEMS];
+    uint64_t index, space = local->size / ITEMS / 16 * 16;
+    struct heft_list_run here = {heft_region_id(local->region), 0, item, ITEMS, space};
+    struct heft_list_run there = {heft_region_id(remote->region), 0, item, ITEMS, space};
+    struct heft_list *lists[2];
+    double times[ROUNDS];
+    char text[64];
+    int round;
+
+    if (space < item)
+        return;
+    TRY(heft_list_create(agent, NULL, &here, 1, &lists[0], &error));
+    TRY(heft_list_create(agent, NULL, &there, 1, &lists[1], &error));
+    for (round = -2; round < ROUNDS; round++) {
+        struct heft_xfer *xfer;
+        double begin;
+
+        for (index = 0; index < ITEMS; index++) {
+            ours[index] = (uint32_t)((index * 4057 + (uint64_t)(round + 2)) % ITEMS);
+            theirs[index] = (uint32_t)(index * 2731 % ITEMS);
+        }
+        begin = now();
+        TRY(heft_xfer_create_indexed(agent, HEFT_OP_READ, lists[0], ours, lists[1], theirs, ITEMS, NULL,
+                                     &xfer, &error));
+        (void)post_and_wait(xfer);
+        if (round >= 0)
+            times[round] = now() - begin;
+        TRY(heft_xfer_release(xfer));
+    }
+    heft_list_destroy(lists[0]);
+    heft_list_destroy(lists[1]);
+    (void)snprintf(text, sizeof(text), "made and posted once, 8192 x %llu B", (unsigned long long)item);
+    row("list", text, (double)item * ITEMS / median(times, ROUNDS) / 1e9, 0, "GB/s");
+}
+
+/* How many processors it takes. */
+static void budget(uint32_t processors)
+{
+    struct heft_agent_options options = HEFT_AGENT_OPTIONS_INIT;
+    struct memory here, there;
+    struct heft_agent *agent;
+    char text[32];
+
+    options.device_processors = processors;
+    TRY(heft_agent_open(&options, &agent, &error));
+    memory_open(agent, &here, 0, big / 4);
+    memory_open(agent, &there, heft_cuda_device_count() > 1, big / 4);
+    (void)snprintf(text, sizeof(text), "%u processors", processors);
+    list(agent, text, NULL, &here, heft_region_id(there.region), 512);
+    list(agent, text, NULL, &here, heft_region_id(there.region), 4096);
+    list(agent, text, NULL, &here, heft_region_id(there.region), 16384);
+    memory_close(&here);
+    memory_close(&there);
+    TRY(heft_agent_close(agent, &error));
+}
+
 static void single(struct heft_agent *agent, struct memory *local, struct memory *remote, uint64_t size)
 {
     struct heft_run run = {local->region, 0, heft_region_id(remote->region), 0, size, 1, 0, 0};
@@ -470,6 +530,12 @@ int main(int argc, char **argv)
     if (wanted(argc, argv, "list"))
         for (item = 512; item <= 65536; item *= 2)
             list(agent, "one agent", NULL, &here, heft_region_id(there.region), item);
+    if (wanted(argc, argv, "list"))
+        for (item = 512; item <= 65536; item *= 8)
+            indexed(agent, &here, &there, item);
+    if (wanted(argc, argv, "budget"))
+        for (item = 8; item <= 128; item *= 2)
+            budget((uint32_t)item);
     if (wanted(argc, argv, "single"))
         for (size = 64; size <= 4 * MIB; size *= 8)
             single(agent, &here, &there, size);

@@ -75,13 +75,15 @@ struct heft_agent_options {
                                         MiB, or what max_peers needs (8,256 bytes each) */
     uint32_t flags;                  /* enum heft_agent_flags */
     const char
-        *telemetry; /* the folder for statistics that `heft top` reads; "off": none; NULL:
-                       $HEFT_TELEMETRY           (a folder, or off), else one of this user in memory. What
-                       keeps them from being           there is logged, and the agent works without */
+        *telemetry;             /* the folder for statistics that `heft top` reads; "off": none; NULL:
+                                   $HEFT_TELEMETRY           (a folder, or off), else one of this user in memory. What
+                                   keeps them from being           there is logged, and the agent works without */
+    uint32_t device_processors; /* of a GPU, for the kernel that copies lists of small pieces: at most so
+                                   many of its processors are taken from whoever computes; 0: 32 */
 };
-#define HEFT_AGENT_OPTIONS_INIT                                                                \
-    {                                                                                          \
-        sizeof(struct heft_agent_options), 0, {{0}}, {{0}}, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0 \
+#define HEFT_AGENT_OPTIONS_INIT                                                                   \
+    {                                                                                             \
+        sizeof(struct heft_agent_options), 0, {{0}}, {{0}}, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0 \
     }
 
 int heft_agent_open(const struct heft_agent_options *options, struct heft_agent **agent_out,

@@ -70,6 +70,10 @@ struct heft_transport_op {
     void (*done)(struct heft_transport_op *op, int status, const struct heft_error *error);
     struct heft_transport_op *next; /* the transport's, while it owns the operation */
     void *priv[4];                  /* likewise */
+    /* The transport's own, kept from one post of a transfer to the next until it is given to `forget`; NULL:
+     * nothing can be kept. moves_id names the moves: others have another one. */
+    void **kept;
+    uint64_t moves_id;
 };
 
 /* A connected peer as transports see it. */
@@ -101,6 +105,7 @@ struct heft_transport_host {
     void (*count_served)(void *agent, uint64_t bytes);
     /* For statistics: requests sent again, connections made again. `index` is the one above. */
     void (*count_retries)(void *agent, uint32_t index, uint64_t count);
+    uint32_t device_processors; /* of a GPU that a kernel of the transport may take; 0: its own choice */
 };
 
 struct heft_route_query {
@@ -155,6 +160,8 @@ struct heft_transport_ops {
     /* Moves all of an INLINE operation in this thread before it returns; `done` is not called. 0: every byte
      * is there and counted; else why not, as done would say it. AGAIN: nothing was begun, post it. */
     int (*move)(struct heft_endpoint *endpoint, struct heft_transport_op *op, struct heft_error *error);
+    /* No post uses what was kept any more. Must not wait. */
+    void (*forget)(struct heft_transport *transport, void *kept);
 };
 
 /* In-tree transports; the agent fills what one leaves NULL with stubs that refuse. */

@@ -234,6 +234,7 @@ static int take_options(struct heft_agent *agent, const struct heft_agent_option
     agent->max_peers = or_default(options->max_peers, 4096);
     agent->max_pending = or_default(options->max_pending, 256);
     agent->handshake_timeout_ms = or_default(options->handshake_timeout_ms, 5000);
+    agent->device_processors = options->device_processors;
     agent->max_host_bytes = options->max_host_bytes ? options->max_host_bytes : HOST_BYTES_DEFAULT;
     if (agent->max_host_bytes < HOST_BYTES_MIN)
         return heft_error_set(error, HEFT_ERR_INVALID, "max_host_bytes is at least %llu",

@@ -77,6 +77,7 @@ struct heft_agent {
     struct heft_token token;
     uint32_t heartbeat_ms, peer_timeout_ms, max_peers, max_pending, handshake_timeout_ms;
     uint64_t max_host_bytes;
+    uint32_t device_processors;
     uint32_t flags; /* enum heft_agent_flags */
     uint32_t refs;  /* atomic: the handle and every transfer */
 

@@ -95,6 +95,12 @@ static int stub_move(struct heft_endpoint *endpoint, struct heft_transport_op *o
     return HEFT_ERR_AGAIN;
 }
 
+static void stub_forget(struct heft_transport *transport, void *kept)
+{
+    (void)transport;
+    (void)kept;
+}
+
 void heft_transport_fill(const struct heft_transport_ops *ops, struct heft_transport_ops *full_out)
 {
     struct heft_transport_ops full = {0};
@@ -121,6 +127,7 @@ void heft_transport_fill(const struct heft_transport_ops *ops, struct heft_trans
     FILL(cancel);
     FILL(query);
     FILL(move);
+    FILL(forget);
 #undef FILL
 #undef FILL_WITH
     full.size = sizeof(full);

@@ -120,7 +120,8 @@ static void open_one(struct heft_agent *agent, const struct heft_transport_ops *
                                                .pin_region = heft_host_pin_region,
                                                .unpin_region = heft_host_unpin_region,
                                                .count_served = heft_host_count_served,
-                                               .count_retries = heft_host_count_retries};
+                                               .count_retries = heft_host_count_retries,
+                                               .device_processors = agent->device_processors};
     agent->transport_count++;
     if (entry->ops.open(&entry->host, &entry->transport, &entry->failure)) {
         entry->transport = NULL;
@@ -164,8 +165,12 @@ int heft_agent_open_transports(struct heft_agent *agent, const char *list, struc
 void heft_agent_close_transports(struct heft_agent *agent)
 {
     while (agent->transport_count) {
-        struct heft_agent_transport *entry = &agent->transports[--agent->transport_count];
+        struct heft_agent_transport *entry = &agent->transports[agent->transport_count - 1];
 
+        /* Transfers that are released later have nothing to give back to it. */
+        (void)pthread_mutex_lock(&agent->active_lock);
+        agent->transport_count--;
+        (void)pthread_mutex_unlock(&agent->active_lock);
         if (entry->transport)
             entry->ops.close(entry->transport);
     }

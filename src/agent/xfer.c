@@ -14,6 +14,19 @@
 #define HUGE_BYTES ((size_t)4 << 20)
 #define PAIRS_MAX 64 /* distinct combinations of spaces and remote regions whose scores are asked for */
 
+void heft_xfer_forget(struct heft_xfer *xfer)
+{
+    struct heft_agent *agent = xfer->agent;
+
+    if (!xfer->kept)
+        return;
+    (void)pthread_mutex_lock(&agent->active_lock);
+    if (xfer->kept_by < agent->transport_count)
+        agent->transports[xfer->kept_by].ops.forget(agent->transports[xfer->kept_by].transport, xfer->kept);
+    (void)pthread_mutex_unlock(&agent->active_lock);
+    xfer->kept = NULL;
+}
+
 void heft_xfer_unref(struct heft_xfer *xfer)
 {
     struct heft_agent *agent = xfer->agent;
@@ -21,6 +34,7 @@ void heft_xfer_unref(struct heft_xfer *xfer)
 
     if (__atomic_sub_fetch(&xfer->refs, 1, __ATOMIC_ACQ_REL) != 0)
         return;
+    heft_xfer_forget(xfer);
     for (index = 0; index < xfer->region_count; index++)
         heft_region_unref(xfer->regions[index]);
     free(xfer->regions);
@@ -271,6 +285,7 @@ static void commit(struct heft_xfer *xfer, const struct heft_run *runs, size_t r
     xfer->spare_capacity = old_capacity;
     xfer->total_bytes = draft->total_bytes;
     xfer->descriptor_count = draft->descriptor_count;
+    xfer->moves_id = __atomic_add_fetch(&xfer->agent->next_xfer_id, 1, __ATOMIC_RELAXED);
 }
 
 static void drop_draft(struct heft_xfer *xfer, struct draft *draft)

@@ -40,10 +40,14 @@ struct heft_xfer {
     size_t spare_capacity;
     uint64_t total_bytes, descriptor_count;
     struct heft_xfer *draft; /* where set_indexed makes the next moves; its memory is used in turn */
+    uint64_t moves_id;       /* another one for other moves */
+    /* What a transport keeps from one post to the next, and which one. */
+    void *kept;
+    uint32_t kept_by;
 
     pthread_mutex_t lock;
     pthread_cond_t cond;
-    /* Under lock: */
+    /* Under lock (state is looked at without it, too: it is written atomically): */
     enum heft_xfer_state state;
     uint32_t holds; /* calls into the transport about this operation */
     int posting;    /* the transport may not know it yet: cancel must wait */
@@ -89,6 +93,8 @@ int heft_xfer_reserve_moves(struct heft_xfer *xfer, size_t want);
 int heft_xfer_choose_route(struct heft_xfer *xfer, const struct heft_route_pair *pairs, size_t pair_count,
                            struct heft_error *error);
 void heft_xfer_unref(struct heft_xfer *xfer);
+/* Gives back what a transport keeps for its posts. */
+void heft_xfer_forget(struct heft_xfer *xfer);
 /* What it had to tell was handed to the connection, or could not be: it ends. Takes over `telling`. */
 void heft_xfer_told(struct heft_xfer *xfer, int status, const struct heft_error *error);
 /* As poll, but AGAIN also while its callback runs elsewhere: what waits look for. */

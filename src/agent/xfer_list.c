@@ -263,6 +263,7 @@ static int set_pairs(struct picking *picking, size_t count)
     if (rc)
         return rc;
     xfer->total_bytes = picking->total_bytes;
+    xfer->moves_id = __atomic_add_fetch(&xfer->agent->next_xfer_id, 1, __ATOMIC_RELAXED);
     return heft_xfer_choose_route(xfer, pairs, list_pairs(picking, pairs), picking->error);
 }
 
@@ -346,6 +347,7 @@ static void swap_moves(struct heft_xfer *a, struct heft_xfer *b)
     SWAP(region_count);
     SWAP(region_capacity);
     SWAP(total_bytes);
+    SWAP(moves_id);
     SWAP(descriptor_count);
     memcpy(a->route_reason, b->route_reason, sizeof(a->route_reason));
 }

@@ -204,7 +204,7 @@ static void run_callback(struct heft_xfer *xfer)
     struct heft_xfer_result result;
 
     (void)pthread_mutex_lock(&xfer->lock);
-    xfer->state = HEFT_XFER_TERMINAL;
+    __atomic_store_n(&xfer->state, HEFT_XFER_TERMINAL, __ATOMIC_RELEASE);
     xfer->callbacks++;
     result = xfer->result;
     heft_events_finished(xfer);
@@ -249,7 +249,7 @@ static void finish(struct heft_xfer *xfer, int inline_ok)
     }
     not_busy(xfer);
     (void)pthread_mutex_lock(&xfer->lock);
-    xfer->state = HEFT_XFER_TERMINAL;
+    __atomic_store_n(&xfer->state, HEFT_XFER_TERMINAL, __ATOMIC_RELEASE);
     heft_events_finished(xfer);
     (void)pthread_cond_broadcast(&xfer->cond);
     (void)pthread_mutex_unlock(&xfer->lock);
@@ -274,7 +274,7 @@ static void end_now(struct heft_xfer *xfer)
         return;
     }
     not_busy(xfer);
-    xfer->state = HEFT_XFER_TERMINAL;
+    __atomic_store_n(&xfer->state, HEFT_XFER_TERMINAL, __ATOMIC_RELEASE);
     heft_events_finished(xfer);
     heft_events_wake_any(xfer->agent);
     (void)pthread_mutex_unlock(&xfer->lock); /* and whoever sees the end may release it */
@@ -367,6 +367,9 @@ static void begin(struct heft_xfer *xfer)
     struct heft_agent *agent = xfer->agent;
     struct heft_xfer_result *result = &xfer->result;
 
+    if (xfer->slot && xfer->slot->index != xfer->kept_by)
+        heft_xfer_forget(xfer);
+    xfer->kept_by = xfer->slot ? xfer->slot->index : 0;
     xfer->op = (struct heft_transport_op){.kind = xfer->kind,
                                           .moves = xfer->moves,
                                           .move_count = xfer->move_count,
@@ -374,7 +377,9 @@ static void begin(struct heft_xfer *xfer)
                                           .flags = xfer->options.flags,
                                           .id = __atomic_add_fetch(&agent->next_xfer_id, 1, __ATOMIC_RELAXED),
                                           .failed_move = -1,
-                                          .done = op_done};
+                                          .done = op_done,
+                                          .kept = &xfer->kept,
+                                          .moves_id = xfer->moves_id};
     result->size = sizeof(*result);
     result->status = HEFT_ERR_AGAIN;
     result->bytes = 0;
@@ -431,7 +436,7 @@ static void undo(struct heft_xfer *xfer, int status, const struct heft_error *er
     xfer->result.status = status;
     xfer->result.error = *error;
     xfer->result.end_ns = heft_now_ns();
-    xfer->state = HEFT_XFER_TERMINAL;
+    __atomic_store_n(&xfer->state, HEFT_XFER_TERMINAL, __ATOMIC_RELEASE);
     (void)pthread_cond_broadcast(&xfer->cond);
     (void)pthread_mutex_unlock(&xfer->lock);
 }
@@ -516,7 +521,7 @@ int heft_xfer_post(struct heft_xfer *xfer, struct heft_error *error)
         return rc;
     }
     heft_events_forget(xfer);
-    xfer->state = HEFT_XFER_ACTIVE;
+    __atomic_store_n(&xfer->state, HEFT_XFER_ACTIVE, __ATOMIC_RELEASE);
     xfer->done = xfer->telling = xfer->cancel_code = 0;
     begin(xfer);
     if (((xfer->options.flags & HEFT_XFER_INLINE) || !xfer->move_count) && post_now(xfer, endpoint))
@@ -607,6 +612,9 @@ int heft_xfer_poll(struct heft_xfer *xfer)
 
     if (heft_agent_forked(xfer->agent))
         return HEFT_ERR_STATE;
+    /* Without the lock: who looks again and again must not hold up whoever ends it. */
+    if (__atomic_load_n(&xfer->state, __ATOMIC_ACQUIRE) == HEFT_XFER_ACTIVE)
+        return HEFT_ERR_AGAIN;
     (void)pthread_mutex_lock(&xfer->lock);
     status = status_of(xfer);
     (void)pthread_mutex_unlock(&xfer->lock);

@@ -49,8 +49,17 @@ static __device__ __forceinline__ void copy_aligned(uint4 *to, const uint4 *from
         for (int index = 0; index < COPY_AT_ONCE; index++)
             __stcs(to + at + index * 32, held[index]);
     }
-    for (; at < count; at += 32)
-        __stcs(to + at, __ldcs(from + at));
+    if (at - lane < count) { /* the rest, likewise all loads before the first store */
+        uint4 held[COPY_AT_ONCE];
+#pragma unroll
+        for (int index = 0; index < COPY_AT_ONCE; index++)
+            if (at + index * 32 < count)
+                held[index] = __ldcs(from + at + index * 32);
+#pragma unroll
+        for (int index = 0; index < COPY_AT_ONCE; index++)
+            if (at + index * 32 < count)
+                __stcs(to + at + index * 32, held[index]);
+    }
 }
 
 static __device__ __forceinline__ void copy_shifted(uint4 *to, const uint4 *from, uint32_t shift,
@@ -112,22 +121,76 @@ static __device__ __forceinline__ uint64_t item_of(const struct item *items, uin
     return low;
 }
 
+struct piece {
+    uint64_t to, from;
+    uint32_t length;
+};
+
+static __device__ __forceinline__ struct piece piece_at(const struct item *items, uint64_t item_count,
+                                                        uint64_t piece_count, uint64_t at)
+{
+    uint64_t number = item_count == piece_count ? at : item_of(items, item_count, at);
+    struct item item = items[number];
+    uint64_t index = at - item.first;
+    uint64_t next = item_count == piece_count  ? at + 1
+                    : number + 1 < item_count ? items[number + 1].first
+                                              : piece_count;
+
+    return piece{item.to + index * item.to_stride_bytes, item.from + index * item.from_stride_bytes,
+                 at + 1 == next ? item.last_bytes : item.length_bytes};
+}
+
+static __device__ __forceinline__ struct piece piece_of_lane(const struct piece &piece, int lane)
+{
+    struct piece there;
+
+    there.to = __shfl_sync(0xffffffffu, piece.to, lane);
+    there.from = __shfl_sync(0xffffffffu, piece.from, lane);
+    there.length = __shfl_sync(0xffffffffu, piece.length, lane);
+    return there;
+}
+
+/*
+ * A warp looks up its next eight pieces at once, a lane each: one wait instead of eight. When all of them are
+ * whole vectors of 512 bytes at most, their bytes are in flight at once too.
+ */
 extern "C" __global__ void __launch_bounds__(512)
     heft_copy(const struct item *items, uint64_t item_count, uint64_t piece_count)
 {
     uint32_t lane = threadIdx.x % 32;
     uint64_t warps = (uint64_t)gridDim.x * (blockDim.x / 32);
+    uint64_t first = (uint64_t)blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32;
 
-    for (uint64_t piece = (uint64_t)blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32; piece < piece_count;
-         piece += warps) {
-        uint64_t number = item_count == piece_count ? piece : item_of(items, item_count, piece);
-        struct item item = items[number];
-        uint64_t index = piece - item.first;
-        uint64_t next = number + 1 < item_count ? items[number + 1].first : piece_count;
+    for (; first < piece_count; first += COPY_AT_ONCE * warps) {
+        uint64_t at = first + lane * warps;
+        struct piece mine = {0, 0, 0};
 
-        copy_piece((uint8_t *)(item.to + index * item.to_stride_bytes),
-                   (const uint8_t *)(item.from + index * item.from_stride_bytes),
-                   item.first + index + 1 == next ? item.last_bytes : item.length_bytes, lane);
+        if (lane < COPY_AT_ONCE && at < piece_count)
+            mine = piece_at(items, item_count, piece_count, at);
+        if (__all_sync(0xffffffffu, ((mine.to | mine.from | mine.length) & 15) == 0 && mine.length <= 512)) {
+            uint4 held[COPY_AT_ONCE];
+#pragma unroll
+            for (int index = 0; index < COPY_AT_ONCE; index++) {
+                struct piece piece = piece_of_lane(mine, index);
+
+                if (lane * 16 < piece.length)
+                    held[index] = __ldcs((const uint4 *)piece.from + lane);
+            }
+#pragma unroll
+            for (int index = 0; index < COPY_AT_ONCE; index++) {
+                struct piece piece = piece_of_lane(mine, index);
+
+                if (lane * 16 < piece.length)
+                    __stcs((uint4 *)piece.to + lane, held[index]);
+            }
+        } else {
+            for (int index = 0; index < COPY_AT_ONCE; index++) {
+                struct piece piece = piece_of_lane(mine, index);
+
+                if (piece.length)
+                    copy_piece((uint8_t *)piece.to, (const uint8_t *)piece.from, piece.length, lane);
+            }
+        }
     }
 }
 

@@ -143,3 +143,24 @@ int heft_device_digest_tensors(struct heft_manifest *manifest, const uint8_t *co
     free(places);
     return rc;
 }
+
+static void *warm_main(void *argument)
+{
+    const struct heft_device_warmer *warmer = argument;
+
+    heft_cuda_warm(warmer->device);
+    return NULL;
+}
+
+void heft_device_warm(struct heft_device_warmer *warmer, int device)
+{
+    warmer->device = device;
+    warmer->started = device >= 0 && pthread_create(&warmer->thread, NULL, warm_main, warmer) == 0;
+}
+
+void heft_device_warmed(struct heft_device_warmer *warmer)
+{
+    if (warmer->started)
+        (void)pthread_join(warmer->thread, NULL);
+    warmer->started = 0;
+}

@@ -23,6 +23,9 @@
 #define DEFAULT_STALL_MS 10000u
 #define MIN_HOST_BYTES ((uint64_t)16 << 20)
 /* A copy engine and a launch of digests want more at a time than a CPU. */
+/* A chunk takes 40 us between two GPUs, its digests and the way to the next one twice that: so many keep the
+ * engines busy. */
+#define DEVICE_PEER_CREDITS 24u
 #define DEVICE_CHUNK_BYTES ((uint64_t)16 << 20)
 #define OBJECT_CHUNK_BYTES ((uint64_t)8 << 20)
 #define WAIT_SLICE_MS 50u
@@ -192,6 +195,8 @@ static int make_plan(struct heft_load *load, struct run *run, struct heft_error 
         return rc;
     for (index = 0; index < load->found->ready; index++) {
         run->sources[index] = load->found->sources[index];
+        if (load->device >= 0 && run->sources[index]->kind == HEFT_SOURCE_PEER)
+            run->sources[index]->credits = DEVICE_PEER_CREDITS;
         manifests[index] = load->found->sources[index]->manifest;
     }
     rc = heft_plan_make(load->layout, manifests, load->found->ready, chunk_bytes(load), &plan, error);
@@ -350,10 +355,15 @@ static int load_run(struct heft_load *load, struct heft_error *error)
     struct heft_model *model = NULL;
     struct heft_found *found;
     uint64_t end_ns = heft_after_ms(load->started_ns, load->options.deadline_ms);
-    int rc = heft_sources_find(&load->options, load->agent, end_ns, &load->cancel_wanted, &found, error);
+    struct heft_device_warmer warmer;
+    int rc;
 
-    if (rc)
+    heft_device_warm(&warmer, load->options.flags & HEFT_LOAD_EXPLAIN ? -1 : load->device);
+    rc = heft_sources_find(&load->options, load->agent, end_ns, &load->cancel_wanted, &found, error);
+    if (rc) {
+        heft_device_warmed(&warmer);
         return rc;
+    }
     (void)pthread_mutex_lock(&load->lock);
     load->found = found;
     (void)pthread_mutex_unlock(&load->lock);
@@ -366,6 +376,7 @@ static int load_run(struct heft_load *load, struct heft_error *error)
         rc = make_digest_tables(load, &run, error);
     if (rc)
         goto out;
+    heft_device_warmed(&warmer);
     enter_stage(load, HEFT_STAGE_MOVE);
     rc = move_bytes(load, &run, end_ns, error);
     if (rc)
@@ -375,6 +386,7 @@ static int load_run(struct heft_load *load, struct heft_error *error)
     if (!rc)
         rc = make_model(load, &run, &model, error);
 out:
+    heft_device_warmed(&warmer);
     release_run(&run);
     (void)pthread_mutex_lock(&load->lock);
     load->model = model;

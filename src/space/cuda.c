@@ -43,6 +43,9 @@ static int find_locked(void)
         missing = #symbol;
     HEFT_CU_FUNCTIONS(FIND)
 #undef FIND
+#define FIND(field, symbol, parameters) *(void **)&table.field = dlsym(library, #symbol);
+    HEFT_CU_NEWER_FUNCTIONS(FIND)
+#undef FIND
     if (missing)
         (void)heft_error_set(&load_error, HEFT_ERR_UNSUPPORTED,
                              "no GPU: the driver is too old, it lacks %s (CUDA 11.4 or later is needed)",

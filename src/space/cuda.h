@@ -92,7 +92,8 @@ struct heft_cuda_kernels {
     uint32_t digest_threads;
 };
 #define HEFT_CUDA_COPY_THREADS 512u
-/* Thread blocks of a copy: two fit on a processor, so at most 32 processors of 100 and more are taken. */
+/* Thread blocks of a copy, when the caller names no other number: one fills a processor, so this many of 100
+ * and more are taken. */
 #define HEFT_CUDA_COPY_BLOCKS 32u
 /* Whether this build has any. */
 int heft_cuda_has_kernels(void);
@@ -105,6 +106,9 @@ int heft_cuda_kernels(int device, struct heft_cuda_kernels *kernels_out, struct 
  */
 int heft_cuda_digest(int device, const struct heft_cuda_place *places, uint64_t count, uint64_t *digests_out,
                      struct heft_error *error);
+/* Makes what the first digests on a GPU would have to wait for: its context, the kernels, buffers. Ahead of
+ * time, on a thread of the caller; what fails here fails again where it matters. */
+void heft_cuda_warm(int device);
 /* Copies bytes out of device memory, in pieces through a pinned buffer; for tools, not for speed. */
 int heft_cuda_read(int device, uint64_t address, void *to, uint64_t length_bytes, struct heft_error *error);
 

@@ -32,6 +32,8 @@ enum {
     HEFT_CU_EVENT_DISABLE_TIMING = 2,
     HEFT_CU_HOST_ALLOC_PORTABLE = 1,
     HEFT_CU_HOST_ALLOC_MAPPED = 2,
+    HEFT_CU_HOST_REGISTER_PORTABLE = 1,
+    HEFT_CU_STREAM_WAIT_GEQ = 0,
     HEFT_CU_IPC_LAZY_PEER_ACCESS = 1,
 
     HEFT_CU_DEVICE_PROCESSORS = 16,
@@ -153,11 +155,23 @@ struct heft_cu_access {
     X(launch, cuLaunchKernel,                                                                               \
       (heft_cu_function function, unsigned grid_x, unsigned grid_y, unsigned grid_z, unsigned block_x,      \
        unsigned block_y, unsigned block_z, unsigned shared_bytes, heft_cu_stream stream, void **parameters, \
-       void **extra))
+       void **extra))                                                                                       \
+    X(stream_query, cuStreamQuery, (heft_cu_stream stream))                                                 \
+    X(stream_wait_event, cuStreamWaitEvent, (heft_cu_stream stream, heft_cu_event event, unsigned flags))   \
+    X(host_register, cuMemHostRegister_v2, (void *pointer, size_t bytes, unsigned flags))                   \
+    X(host_unregister, cuMemHostUnregister, (void *pointer))
+
+/* NULL where the driver is older than they are. */
+#define HEFT_CU_NEWER_FUNCTIONS(X)                                                      \
+    X(stream_write, cuStreamWriteValue32_v2,                                            \
+      (heft_cu_stream stream, heft_cu_pointer address, uint32_t value, unsigned flags)) \
+    X(stream_wait, cuStreamWaitValue32_v2,                                              \
+      (heft_cu_stream stream, heft_cu_pointer address, uint32_t value, unsigned flags))
 
 struct heft_cu {
 #define HEFT_CU_FIELD(field, symbol, parameters) heft_cu_result(*field) parameters;
     HEFT_CU_FUNCTIONS(HEFT_CU_FIELD)
+    HEFT_CU_NEWER_FUNCTIONS(HEFT_CU_FIELD)
 #undef HEFT_CU_FIELD
 };
 

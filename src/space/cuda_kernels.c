@@ -23,7 +23,8 @@
 #define DIGEST_THREADS ((DIGEST_WARPS + 1) * 32)
 #define READ_BYTES ((uint64_t)1 << 20)
 #define WAIT_NS (60 * HEFT_NS_PER_S)
-#define SPIN_NS UINT64_C(30000)
+#define SPIN_NS UINT64_C(120000) /* digests of a chunk take less */
+#define WARM_DIGESTERS 4u
 
 struct digester {
     struct digester *next;
@@ -284,4 +285,21 @@ int heft_cuda_digest(int device, const struct heft_cuda_place *places, uint64_t 
     }
     heft_cuda_leave();
     return rc;
+}
+
+void heft_cuda_warm(int device)
+{
+    struct digester *made[WARM_DIGESTERS];
+    struct heft_cuda_kernels ours;
+    const struct heft_cu *cu;
+    uint32_t count = 0;
+
+    if (heft_cuda_load(&cu, NULL) || heft_cuda_enter(device, NULL))
+        return;
+    if (!heft_cuda_kernels(device, &ours, NULL))
+        while (count < WARM_DIGESTERS && !take_digester(cu, device, &made[count], NULL))
+            count++;
+    while (count > 0)
+        give_digester(device, made[--count]);
+    heft_cuda_leave();
 }

@@ -138,6 +138,11 @@ void heft_pool_submit(struct heft_worker_pool *pool, struct heft_job *job)
     }
 }
 
+int heft_pool_has_jobs(const struct heft_worker_pool *pool)
+{
+    return __atomic_load_n(&pool->shared.count, __ATOMIC_RELAXED) > 0;
+}
+
 void heft_worker_submit(struct heft_worker *worker, struct heft_job *job)
 {
     queue_push(&worker->own, job);

@@ -29,6 +29,8 @@ struct heft_job {
 };
 /* Any worker takes it, in order of submission. Never fails, never blocks. */
 void heft_pool_submit(struct heft_worker_pool *pool, struct heft_job *job);
+/* Whether jobs wait that any worker may take; a hint. */
+int heft_pool_has_jobs(const struct heft_worker_pool *pool);
 /* That worker runs it: for state that the worker alone touches. */
 void heft_worker_submit(struct heft_worker *worker, struct heft_job *job);
 /* The worker whose thread this is, or NULL. */

@@ -18,6 +18,7 @@
 
 #define SLOTS_MIN 2u
 #define POSTED_MOVES 256u
+#define FILLINGS 4
 
 static struct cuda_transport *transport_of(struct heft_transport *transport)
 {
@@ -48,6 +49,7 @@ static int cuda_open(const struct heft_transport_host *host, struct heft_transpo
     if (!transport)
         return heft_error_set(error, HEFT_ERR_NO_MEMORY, "no memory for the cuda transport");
     transport->host = *host;
+    transport->blocks = host->device_processors ? host->device_processors : HEFT_CUDA_COPY_BLOCKS;
     (void)pthread_mutex_init(&transport->lock, NULL);
     (void)pthread_cond_init(&transport->changed, NULL);
     slots = host->max_host_bytes / CUDA_SLOT_BYTES;
@@ -86,24 +88,18 @@ int cuda_start(struct cuda_transport *transport, struct heft_error *error)
     return rc;
 }
 
-static void free_flight(const struct heft_cu *cu, struct cuda_flight *flight)
+static void free_flight(const struct heft_cu *cu, struct cuda_flight *flight, int device)
 {
-    int device, pinned_freed = 0;
-
-    for (device = 0; device < heft_cuda_device_count(); device++) {
-        if (!flight->events[device] || heft_cuda_enter(device, NULL))
-            continue;
+    if (flight->events[device])
         (void)cu->event_destroy(flight->events[device]);
-        if (flight->device_items[device])
-            (void)cu->mem_free(flight->device_items[device]);
-        if (!pinned_freed && flight->slot)
-            (void)cu->host_free(flight->slot);
-        if (!pinned_freed && flight->items)
-            (void)cu->host_free(flight->items);
-        pinned_freed = 1;
-        heft_cuda_leave();
-    }
+    if (flight->device_items[device])
+        (void)cu->mem_free(flight->device_items[device]);
+    cuda_flight_free_slot(cu, flight);
+    if (flight->items)
+        (void)cu->host_free(flight->items);
+    flight->items = NULL;
     free(flight->runs);
+    flight->runs = NULL;
 }
 
 static void cuda_close(struct heft_transport *opened)
@@ -120,14 +116,17 @@ static void cuda_close(struct heft_transport *opened)
     (void)pthread_mutex_unlock(&transport->lock);
     if (transport->watcher_started)
         (void)pthread_join(transport->watcher, NULL);
-    for (index = 0; index < transport->flight_count; index++)
-        if (transport->cu)
-            free_flight(transport->cu, &transport->flights[index]);
+    cuda_tables_free(transport);
     for (device = 0; transport->cu && device < HEFT_CUDA_MAX_DEVICES; device++) {
         struct cuda_lane *lane = &transport->lanes[device];
 
         if (!lane->ready || heft_cuda_enter(device, NULL))
             continue;
+        for (index = 0; index < transport->flight_count; index++)
+            free_flight(transport->cu, &transport->flights[index], device);
+        if (transport->words)
+            (void)transport->cu->host_free(transport->words);
+        transport->words = NULL;
         (void)transport->cu->stream_destroy(lane->in);
         (void)transport->cu->stream_destroy(lane->out);
         (void)transport->cu->stream_destroy(lane->across);
@@ -148,6 +147,7 @@ static int region_add(struct heft_transport *transport, struct heft_transport_re
 
 static void region_remove(struct heft_transport *transport, struct heft_transport_region *region)
 {
+    (void)__atomic_add_fetch(&transport_of(transport)->epoch, 1, __ATOMIC_RELEASE);
     cuda_region_remove(transport_of(transport), region);
 }
 
@@ -159,6 +159,7 @@ static int remote_add(struct heft_endpoint *endpoint, struct heft_transport_regi
 
 static void remote_remove(struct heft_endpoint *endpoint, struct heft_transport_region *region)
 {
+    (void)__atomic_add_fetch(&endpoint_of(endpoint)->transport->epoch, 1, __ATOMIC_RELEASE);
     cuda_remote_remove(endpoint_of(endpoint), region);
 }
 
@@ -253,7 +254,7 @@ static void wake(struct cuda_endpoint *endpoint, struct cuda_way *way, uint64_t 
     }
 }
 
-static struct cuda_flight *take_flight(struct cuda_transport *transport, int staged)
+struct cuda_flight *cuda_flight_take(struct cuda_transport *transport, int staged)
 {
     struct cuda_flight *flight;
 
@@ -263,6 +264,16 @@ static struct cuda_flight *take_flight(struct cuda_transport *transport, int sta
         transport->free_flights[staged] = flight->next;
     (void)pthread_mutex_unlock(&transport->lock);
     return flight;
+}
+
+void cuda_flight_drop(struct cuda_flight *flight)
+{
+    struct cuda_transport *transport = flight->transport;
+
+    (void)pthread_mutex_lock(&transport->lock);
+    flight->next = transport->free_flights[flight->staged];
+    transport->free_flights[flight->staged] = flight;
+    (void)pthread_mutex_unlock(&transport->lock);
 }
 
 /* Whoever has work for a free flight gets a runner: flights are shared by all endpoints. */
@@ -307,15 +318,11 @@ static void store_job(struct heft_job *job, struct heft_worker *worker)
     cuda_flight_end(flight);
 }
 
-static void fly(struct cuda_flight *flight)
+void cuda_flight_watch(struct cuda_flight *flight)
 {
     struct cuda_transport *transport = flight->transport;
 
-    (void)__atomic_add_fetch(&flight->endpoint->refs, 1, __ATOMIC_RELAXED);
-    if (cuda_flight_start(flight)) {
-        cuda_flight_end(flight);
-        return;
-    }
+    flight->looks = 0;
     (void)pthread_mutex_lock(&transport->lock);
     flight->next = transport->started;
     __atomic_store_n(&transport->started, flight, __ATOMIC_RELEASE); /* the watcher looks without the lock */
@@ -323,21 +330,27 @@ static void fly(struct cuda_flight *flight)
     (void)pthread_mutex_unlock(&transport->lock);
 }
 
+static void fly(struct cuda_flight *flight)
+{
+    (void)__atomic_add_fetch(&flight->endpoint->refs, 1, __ATOMIC_RELAXED);
+    if (cuda_flight_start(flight))
+        cuda_flight_end(flight);
+    else
+        cuda_flight_watch(flight);
+}
+
 /* One claim started. 0: nothing to claim, or no flight is free. */
 static int start_one(struct cuda_endpoint *endpoint, struct cuda_way *way)
 {
     struct cuda_transport *transport = endpoint->transport;
-    struct cuda_flight *flight = take_flight(transport, way->staged);
+    struct cuda_flight *flight = cuda_flight_take(transport, way->staged);
 
     if (!flight)
         return 0;
     flight->endpoint = endpoint;
     if (!heft_opqueue_claim(&way->queue, way->staged ? CUDA_SLOT_BYTES : CUDA_DIRECT_BYTES,
                             way->staged ? CUDA_STAGED_CUTS : CUDA_DIRECT_CUTS, &flight->claim)) {
-        (void)pthread_mutex_lock(&transport->lock);
-        flight->next = transport->free_flights[way->staged];
-        transport->free_flights[way->staged] = flight;
-        (void)pthread_mutex_unlock(&transport->lock);
+        cuda_flight_drop(flight);
         return 0;
     }
     fly(flight);
@@ -350,11 +363,12 @@ static void run(struct heft_job *job, struct heft_worker *worker)
     struct cuda_endpoint *endpoint = runner->endpoint;
     struct cuda_transport *transport = endpoint->transport;
     struct cuda_way *way = runner->way;
-    int has_flight;
+    int has_flight, fillings = 0;
 
     (void)worker;
-    /* Other jobs of this worker get a turn after each filling of a slot. */
-    while (start_one(endpoint, way) && !way->staged)
+    /* Other jobs get a turn: any that waits after each filling of a slot, sockets after some. */
+    while (start_one(endpoint, way) &&
+           (!way->staged || (++fillings < FILLINGS && !heft_pool_has_jobs(transport->host.pool))))
         ;
     heft_opqueue_drain(&way->queue);
     (void)pthread_mutex_lock(&way->queue.lock);
@@ -415,6 +429,7 @@ static int cuda_connect(struct heft_transport *opened, const struct heft_transpo
     init_way(endpoint, &endpoint->staged, 1, 1, workers);
     (void)pthread_mutex_lock(&transport->lock);
     transport->endpoint_count++;
+    endpoint->number = ++transport->endpoints_made;
     endpoint->next = transport->endpoints;
     transport->endpoints = endpoint;
     (void)pthread_mutex_unlock(&transport->lock);
@@ -463,8 +478,11 @@ static int cuda_post(struct heft_endpoint *opened, struct heft_transport_op *op,
     uint64_t slices = op->total_bytes / CUDA_SLOT_BYTES + 1;
     size_t op_moves = op->move_count; /* once posted, the operation may be over before we return */
     struct cuda_way *way;
-    int rc = cuda_op_way(endpoint, op, &way, error);
+    int rc;
 
+    if (cuda_list_post(endpoint, op, &rc, error))
+        return rc;
+    rc = cuda_op_way(endpoint, op, &way, error);
     if (rc)
         return rc;
     (void)__atomic_add_fetch(&endpoint->refs, 1, __ATOMIC_RELAXED);
@@ -513,4 +531,5 @@ const struct heft_transport_ops heft_transport_cuda = {
     .accept = cuda_accept,
     .post = cuda_post,
     .cancel = cuda_cancel,
+    .forget = cuda_forget,
 };

@@ -14,7 +14,9 @@
  *   cuda.c     the table, endpoints, operations from post to done
  *   region.c   what an address is, and handing device memory to peers
  *   remote.c   a peer's memory, mapped here
- *   flight.c   pieces of an operation from claimed to arrived
+ *   flight.c   pieces of an operation from claimed to started
+ *   list.c     whole lists in one launch, their tables kept for the next post
+ *   launch.c   copies put on streams
  *   watch.c    the thread that sees them arrive
  */
 #ifndef HEFT_TRANSPORT_CUDA_CUDA_H
@@ -28,13 +30,17 @@
 #define CUDA_SLOTS_MAX 32u
 #define CUDA_DIRECT_FLIGHTS 16u
 /* One flight of a direct operation. */
-#define CUDA_DIRECT_BYTES ((uint64_t)128 << 20)
+#define CUDA_DIRECT_BYTES ((uint64_t)512 << 20)
 #define CUDA_DIRECT_CUTS 8192u
 #define CUDA_STAGED_CUTS 4096u
 /* Items of one launch: a cut takes one, and more only where its pieces are longer than one warp should copy.
  */
 #define CUDA_ITEMS 16384u
 #define CUDA_WARP_BYTES ((uint64_t)64 << 10)
+#define CUDA_WORD_BYTES 64u
+/* A list that goes as one launch has at most these bytes: cancel waits for it. */
+#define CUDA_LIST_BYTES ((uint64_t)1 << 30)
+#define CUDA_TABLES_MAX 1024u
 /* The kernel takes lists of pieces that are smaller than this on average; above it the engines are as fast
  * and take no processors from whoever computes. */
 #define CUDA_KERNEL_BELOW_BYTES ((uint64_t)4 << 20)
@@ -44,6 +50,11 @@
 
 enum cuda_side_kind { CUDA_SIDE_NONE, CUDA_SIDE_DEVICE, CUDA_SIDE_PINNED, CUDA_SIDE_HOST, CUDA_SIDE_FILE };
 
+/* What GPUs that are not the memory's own may do with it, a bit each; atomic. */
+struct cuda_access {
+    uint64_t asked, kernels;
+};
+
 /* One side of a move, as this process reaches it. */
 struct cuda_side {
     enum cuda_side_kind kind;
@@ -52,12 +63,18 @@ struct cuda_side {
     int device;       /* DEVICE: where the memory is; a peer's: the GPU of this process that reaches it */
     /* DEVICE of mappings: all of them, to let other GPUs of this process use it too. 0: plain memory. */
     uint64_t mapped_at, mapped_bytes;
-    int opened; /* DEVICE, by legacy IPC: kernels of `device` alone may touch it */
+    int opened;                 /* DEVICE, by legacy IPC: kernels of `device` alone may touch it */
+    struct cuda_access *access; /* DEVICE: the region's */
+};
+
+struct cuda_sides {
+    struct cuda_side to, from;
 };
 
 /* An own region: region->slot. */
 struct cuda_region {
     struct cuda_side side;
+    struct cuda_access access;
     int carrier_fd; /* DEVICE: the socket that holds its handles, or -1 */
     int pinned;     /* HOST, atomic: 0 not known yet, 1, -1 */
     char reason[160];
@@ -66,6 +83,7 @@ struct cuda_region {
 /* A peer's region: region->slot of the endpoint's side. */
 struct cuda_remote {
     struct cuda_side side;
+    struct cuda_access access;
     int writable;
     uint64_t reserved_at, reserved_bytes, mapped_bytes; /* device memory mapped here */
     uint64_t *piece_bytes;
@@ -102,17 +120,34 @@ struct cuda_flight {
     int status;          /* of a start that failed halfway: it ends so when what had begun is over */
     int64_t failed_move;
     struct heft_error error;
+    heft_cu_stream stream;  /* what it flies on */
+    uint32_t *word, ticket; /* over when *word is the ticket; NULL: by the event */
+    uint32_t looks;
     heft_cu_event events[HEFT_CUDA_MAX_DEVICES];
-    uint8_t *slot; /* staged: pinned, made at the first use */
+    uint8_t *slot;     /* staged: pinned, made at the first use */
+    uint8_t *slot_map; /* the mapping it lies in; NULL: the driver's memory */
     struct cuda_run *runs;
     size_t run_count;
     struct heft_cuda_item *items; /* pinned, likewise */
     heft_cu_pointer device_items[HEFT_CUDA_MAX_DEVICES];
 };
 
+/* A list's items in device memory, kept from post to post. */
+struct cuda_table {
+    struct cuda_table *next_free, *next; /* next: of all */
+    int device;
+    heft_cu_pointer items;
+    uint64_t capacity;
+    /* What it describes; moves_id 0: nothing yet. */
+    uint64_t moves_id, endpoint, epoch;
+    uint64_t count, pieces;
+    int inward, outward;
+};
+
 /* Streams of one device. */
 struct cuda_lane {
-    int ready;                      /* 1 made, -1 failed */
+    int ready;                      /* atomic */
+    int writes_words;               /* atomic: streams can write words of pinned memory */
     heft_cu_stream in, out, across; /* to the device, from it, within and between devices */
     int has_kernels;
     struct heft_cuda_kernels kernels;
@@ -130,6 +165,12 @@ struct cuda_transport {
     struct cuda_flight *started;         /* for the watcher */
     struct cuda_endpoint *endpoints;
     uint32_t endpoint_count; /* not freed yet */
+    uint64_t endpoints_made;
+    uint8_t *words;  /* pinned, CUDA_WORD_BYTES a flight; NULL: events mark ends */
+    uint32_t blocks; /* of one launch of the copy kernel, at most */
+    struct cuda_table *free_tables[HEFT_CUDA_MAX_DEVICES], *tables;
+    uint32_t table_count;
+    uint64_t epoch; /* atomic: grows when a region goes, so that no table outlives what it points at */
     pthread_t watcher;
     int watcher_started, closing;
     struct heft_error broken; /* code != 0: the driver failed for good */
@@ -151,6 +192,7 @@ struct cuda_way {
 
 struct cuda_endpoint {
     struct cuda_transport *transport;
+    uint64_t number; /* unlike that of any endpoint before it */
     struct cuda_endpoint *next;
     struct cuda_way direct, staged;
     uint32_t refs; /* atomic: the owner, each submitted runner, each flight */
@@ -194,7 +236,46 @@ int cuda_remote_add(struct cuda_endpoint *endpoint, struct heft_transport_region
 void cuda_remote_remove(struct cuda_endpoint *endpoint, struct heft_transport_region *region);
 void cuda_remotes_free(struct cuda_endpoint *endpoint);
 
+/* list.c: lists that go as one launch. */
+/* 1: the operation was taken, *rc_out is what post gives. 0: it goes the usual way. */
+int cuda_list_post(struct cuda_endpoint *endpoint, struct heft_transport_op *op, int *rc_out,
+                   struct heft_error *error);
+void cuda_forget(struct heft_transport *transport, void *kept);
+void cuda_tables_free(struct cuda_transport *transport);
+
+/* launch.c: inside enter(flight->device). */
+int cuda_lane_make(struct cuda_transport *transport, int device, struct heft_error *error);
+/* What the flight keeps from one claim to the next. */
+int cuda_flight_make(struct cuda_flight *flight, struct heft_error *error);
+void cuda_flight_free_slot(const struct heft_cu *cu, struct cuda_flight *flight);
+int cuda_flight_launch(struct cuda_flight *flight, struct heft_error *error);
+/* Puts the mark of the flight's end on its stream. */
+int cuda_flight_mark(struct cuda_flight *flight, heft_cu_stream stream, struct heft_error *error);
+heft_cu_stream cuda_flight_stream(const struct cuda_flight *flight);
+/* A run as items: pieces longer than a warp should copy are cut. */
+void cuda_items_add(struct heft_cuda_item *items, size_t *count, uint64_t *pieces,
+                    const struct cuda_run *run);
+/* flight->items: CUDA_ITEMS of pinned memory. */
+heft_cu_result cuda_items_make(struct cuda_flight *flight);
+heft_cu_result cuda_items_upload(struct cuda_flight *flight, heft_cu_pointer to, uint64_t count,
+                                 heft_cu_stream stream);
+heft_cu_result cuda_items_launch(const struct cuda_flight *flight, heft_cu_pointer items, uint64_t count,
+                                 uint64_t pieces, heft_cu_stream stream);
+
 /* flight.c: on a worker. */
+void cuda_flight_reset(struct cuda_flight *flight);
+int cuda_side_is_reached(const struct cuda_side *side);
+int cuda_sides_of(const struct cuda_endpoint *endpoint, const struct heft_transport_op *op,
+                  const struct heft_move *move, struct cuda_sides *sides_out, struct heft_error *error);
+/* The GPU that does the work: this process' own side before the peer's. */
+int cuda_sides_device(const struct heft_transport_op *op, const struct cuda_sides *sides);
+/*
+ * Makes this side usable by the GPU: mappings are opened to it (an addition that takes nothing from others),
+ * plain memory of another GPU by peer access. 1: kernels may touch it too; 0: the engines alone. Inside
+ * enter(device).
+ */
+int cuda_open_to_device(const struct cuda_transport *transport, int device, const struct cuda_side *side);
+int cuda_run_overlaps(const struct cuda_run *run);
 /* Starts a claim. Not 0: nothing of it runs. 0: it flies; flight->status may hold a failure that ends it. */
 int cuda_flight_start(struct cuda_flight *flight);
 /* Copies the slot to its places. */
@@ -205,6 +286,11 @@ int cuda_op_way(struct cuda_endpoint *endpoint, const struct heft_transport_op *
 
 /* cuda.c */
 int cuda_start(struct cuda_transport *transport, struct heft_error *error);
+struct cuda_flight *cuda_flight_take(struct cuda_transport *transport, int staged);
+/* One that was taken and not used. */
+void cuda_flight_drop(struct cuda_flight *flight);
+/* It was started: the watcher's from now on. */
+void cuda_flight_watch(struct cuda_flight *flight);
 /* The flight is over: reports, and gives it back. */
 void cuda_flight_end(struct cuda_flight *flight);
 

@@ -194,6 +194,7 @@ static int add_device(struct cuda_transport *transport, struct heft_transport_re
     if (rc)
         return rc;
     own->side.kind = CUDA_SIDE_DEVICE;
+    own->side.access = &own->access;
     own->side.address = (uintptr_t)region->address;
     if (region->length_bytes == 0)
         return HEFT_OK;

@@ -178,6 +178,7 @@ static int map_device(struct cuda_transport *transport, struct cuda_remote *remo
     heft_cu_result result;
 
     remote->side.kind = CUDA_SIDE_DEVICE;
+    remote->side.access = &remote->access;
     /* Not the owner's GPU, which this process may never have used: a context there costs hundreds of ms. */
     remote->side.device = remote->enter_device = heft_cuda_used_device();
     if (memcmp(got->carrier.process, cuda_process_nonce(), sizeof(got->carrier.process)) == 0) {

@@ -12,6 +12,7 @@
 
 #define SPIN_NS UINT64_C(100000)
 #define LINGER_NS UINT64_C(30000)
+#define ASK_LOOKS 512u /* of a thread that spins: some 10 us */
 #define SOON_NS (2 * HEFT_NS_PER_MS)
 #define NAP_NS 10000
 #define LONG_NAP_NS 50000
@@ -31,6 +32,9 @@ static int collect(struct cuda_transport *transport, struct cuda_flight **flying
     struct cuda_flight *started, **end = flying;
     int goes_on;
 
+    /* Who posts takes the lock too: while something flies it is left alone. */
+    if (*flying && !__atomic_load_n(&transport->started, __ATOMIC_ACQUIRE))
+        return 1;
     (void)pthread_mutex_lock(&transport->lock);
     while (!*flying && !transport->started && !transport->closing)
         (void)pthread_cond_wait(&transport->changed, &transport->lock);
@@ -61,23 +65,43 @@ static void arrived(struct cuda_flight *flight, heft_cu_result result)
         cuda_flight_end(flight);
 }
 
+/* The driver's word: NOT_READY, SUCCESS, or how the device failed. */
+static heft_cu_result ask_driver(struct cuda_transport *transport, struct cuda_flight *flight)
+{
+    heft_cu_result result;
+
+    if (heft_cuda_enter(flight->device, &flight->error)) {
+        flight->status = flight->error.code;
+        return HEFT_CU_SUCCESS;
+    }
+    result = flight->word ? transport->cu->stream_query(flight->stream)
+                          : transport->cu->event_query(flight->events[flight->device]);
+    heft_cuda_leave();
+    return result;
+}
+
+/* A device that fails writes no words: from time to time the driver is asked. */
+static heft_cu_result look_at(struct cuda_transport *transport, struct cuda_flight *flight, int rarely)
+{
+    if (flight->word) {
+        if (__atomic_load_n(flight->word, __ATOMIC_ACQUIRE) == flight->ticket)
+            return HEFT_CU_SUCCESS;
+        if (++flight->looks % (rarely ? 8 : ASK_LOOKS))
+            return HEFT_CU_NOT_READY;
+    }
+    return ask_driver(transport, flight);
+}
+
 /* One look at everything that flies; how many arrived. */
-static uint32_t look(struct cuda_transport *transport, struct cuda_flight **flying)
+static uint32_t look(struct cuda_transport *transport, struct cuda_flight **flying, int rarely)
 {
     struct cuda_flight **at = flying;
     uint32_t count = 0;
 
     while (*at) {
         struct cuda_flight *flight = *at;
-        heft_cu_result result;
+        heft_cu_result result = look_at(transport, flight, rarely);
 
-        if (heft_cuda_enter(flight->device, &flight->error)) {
-            flight->status = flight->error.code;
-            result = HEFT_CU_SUCCESS;
-        } else {
-            result = transport->cu->event_query(flight->events[flight->device]);
-            heft_cuda_leave();
-        }
         if (result == HEFT_CU_NOT_READY) {
             at = &flight->next;
             continue;
@@ -95,6 +119,7 @@ void *cuda_watch_main(void *argument)
     struct cuda_transport *transport = argument;
     struct cuda_flight *flying = NULL, *known = NULL;
     uint64_t news_ns = heft_now_ns();
+    int rarely = 0; /* it naps between looks */
 
     (void)prctl(PR_SET_TIMERSLACK, 1000); /* naps of 10 us would take 60 */
     while (collect(transport, &flying)) {
@@ -102,13 +127,14 @@ void *cuda_watch_main(void *argument)
 
         if (flying != known)
             news_ns = heft_now_ns();
-        if (look(transport, &flying) > 0)
+        if (look(transport, &flying, rarely) > 0)
             news_ns = heft_now_ns();
         known = flying;
         if (!flying)
             linger(transport);
         now_ns = heft_now_ns();
-        if (flying && now_ns - news_ns > SPIN_NS) {
+        rarely = flying && now_ns - news_ns > SPIN_NS;
+        if (rarely) {
             struct timespec nap = {0, now_ns - news_ns > SOON_NS ? LONG_NAP_NS : NAP_NS};
 
             (void)nanosleep(&nap, NULL);

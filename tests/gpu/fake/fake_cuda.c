@@ -33,7 +33,7 @@
 #pragma GCC diagnostic ignored "-Wmissing-prototypes"
 #pragma GCC visibility push(default)
 
-enum kind { UNUSED, PLAIN, MAPPED, OPENED, PINNED };
+enum kind { UNUSED, PLAIN, MAPPED, OPENED, PINNED, REGISTERED };
 
 struct memory {
     enum kind kind;
@@ -44,7 +44,7 @@ struct memory {
 
 struct step {
     struct step *next;
-    int kind; /* 0 copy, 1 event, 2 copy kernel, 3 digest kernel */
+    int kind; /* 0 copy, 1 event, 2 copy kernel, 3 digest kernel, 4 word written, 5 word waited for */
     uint8_t *to;
     const uint8_t *from;
     size_t size;
@@ -226,10 +226,35 @@ static int run_digest_kernel(const uint64_t *arguments)
     return 0;
 }
 
-static void run_step(heft_cu_stream stream)
+/* Whether the step's word has come to what it waits for. */
+static int may_run(const struct step *step)
+{
+    size_t size = sizeof(uint32_t);
+    const uint32_t *word;
+
+    if (step->kind != 5)
+        return 1;
+    word = (const uint32_t *)(const void *)bytes_at((uintptr_t)step->from, &size);
+    return word && (int32_t)(__atomic_load_n(word, __ATOMIC_ACQUIRE) - (uint32_t)step->size) >= 0;
+}
+
+static void write_word(const struct step *step)
+{
+    size_t size = sizeof(uint32_t);
+    uint32_t *word = (uint32_t *)(void *)bytes_at((uintptr_t)step->to, &size);
+
+    if (word)
+        __atomic_store_n(word, (uint32_t)step->size, __ATOMIC_RELEASE);
+}
+
+/* 0: the first step still waits. */
+static int run_step(heft_cu_stream stream)
 {
     struct step *step = stream->first;
 
+    running_device = stream->device;
+    if (!may_run(step))
+        return 0;
     running_device = stream->device;
     stream->first = step->next;
     if (!stream->first)
@@ -242,7 +267,10 @@ static void run_step(heft_cu_stream stream)
         stream->failed = run_copy_kernel(step->arguments);
     else if (step->kind == 3 && !stream->failed)
         stream->failed = run_digest_kernel(step->arguments);
+    else if (step->kind == 4 && !stream->failed)
+        write_word(step);
     free(step);
+    return 1;
 }
 
 static heft_cu_result add_step(heft_cu_stream stream, struct step step)
@@ -401,6 +429,10 @@ static heft_cu_result free_locked(heft_cu_pointer pointer, enum kind kind)
 
     if (!m || m->kind != kind || (uintptr_t)m->address != pointer)
         return HEFT_CU_INVALID_VALUE;
+    if (kind == REGISTERED) {
+        m->kind = UNUSED;
+        return 0;
+    }
     if (kind != PINNED) {
         (void)munmap(m->address, m->size);
         (void)close(m->fd);
@@ -424,7 +456,7 @@ static heft_cu_result attribute_locked(void *data_out, int attribute, heft_cu_po
         return HEFT_CU_INVALID_VALUE;
     switch (attribute) {
     case HEFT_CU_POINTER_MEMORY_TYPE:
-        *(unsigned *)data_out = m->kind == PINNED ? HEFT_CU_MEMORY_HOST : HEFT_CU_MEMORY_DEVICE;
+        *(unsigned *)data_out = m->kind >= PINNED ? HEFT_CU_MEMORY_HOST : HEFT_CU_MEMORY_DEVICE;
         return 0;
     case HEFT_CU_POINTER_MANAGED:
         *(unsigned *)data_out = 0;
@@ -534,7 +566,8 @@ static heft_cu_result query_locked(heft_cu_event event)
     if (!event->stream)
         return 0;
     for (steps = 0; steps < STEPS && event->pending; steps++)
-        run_step(event->stream);
+        if (!run_step(event->stream))
+            break;
     if (event->pending)
         return HEFT_CU_NOT_READY;
     return event->stream->failed;
@@ -542,6 +575,63 @@ static heft_cu_result query_locked(heft_cu_event event)
 API(cuEventQuery)(heft_cu_event event)
 {
     LOCKED(query_locked(event));
+}
+
+static heft_cu_result stream_query_locked(heft_cu_stream stream)
+{
+    int steps;
+
+    for (steps = 0; steps < STEPS && stream->first; steps++)
+        if (!run_step(stream))
+            break;
+    return stream->first ? HEFT_CU_NOT_READY : stream->failed;
+}
+API(cuStreamQuery)(heft_cu_stream stream)
+{
+    LOCKED(stream_query_locked(stream));
+}
+API(cuStreamWaitEvent)(heft_cu_stream stream, heft_cu_event event, unsigned flags)
+{
+    (void)stream;
+    (void)event;
+    (void)flags;
+    return depth == 0 ? BAD_CONTEXT : 0;
+}
+API(cuStreamWriteValue32_v2)
+(heft_cu_stream stream, heft_cu_pointer address, uint32_t value, unsigned flags)
+{
+    if (flags || address % 4)
+        return HEFT_CU_INVALID_VALUE;
+    if (getenv("FAKE_CUDA_NO_WORDS"))
+        return 801;
+    LOCKED(add_step(stream, (struct step){.kind = 4, .to = (uint8_t *)(uintptr_t)address, .size = value}));
+}
+API(cuStreamWaitValue32_v2)
+(heft_cu_stream stream, heft_cu_pointer address, uint32_t value, unsigned flags)
+{
+    if (flags || address % 4)
+        return HEFT_CU_INVALID_VALUE;
+    LOCKED(add_step(stream, (struct step){.kind = 5, .from = (uint8_t *)(uintptr_t)address, .size = value}));
+}
+
+static heft_cu_result register_locked(void *pointer, size_t bytes)
+{
+    struct memory *m = new_memory();
+
+    if (!pointer || !bytes || find((uintptr_t)pointer, 1))
+        return HEFT_CU_INVALID_VALUE;
+    *m = (struct memory){.kind = REGISTERED, .size = bytes, .fd = -1, .access = 1};
+    m->bytes = m->address = pointer;
+    return 0;
+}
+API(cuMemHostRegister_v2)(void *pointer, size_t bytes, unsigned flags)
+{
+    (void)flags;
+    LOCKED(register_locked(pointer, bytes));
+}
+API(cuMemHostUnregister)(void *pointer)
+{
+    LOCKED(free_locked((uintptr_t)pointer, REGISTERED));
 }
 API(cuMemAddressReserve)
 (heft_cu_pointer *pointer_out, size_t bytes, size_t align, heft_cu_pointer wish, unsigned long long flags)

@@ -169,6 +169,23 @@ int heft_opqueue_claim(struct heft_opqueue *queue, uint64_t max_bytes, uint32_t 
     return 1;
 }
 
+int heft_opqueue_post_claimed(struct heft_opqueue *queue, struct heft_transport_op *op,
+                              struct heft_claim *claim_out, struct heft_error *error)
+{
+    int rc;
+
+    pthread_mutex_lock(&queue->lock);
+    rc = begin_locked(queue, op, error);
+    if (rc == 0) {
+        state_of(op)->claims = 1;
+        memset(claim_out, 0, sizeof(*claim_out));
+        claim_out->op = op;
+        claim_out->bytes = op->total_bytes;
+    }
+    pthread_mutex_unlock(&queue->lock);
+    return rc;
+}
+
 uint64_t heft_opqueue_active(struct heft_opqueue *queue)
 {
     uint64_t active;

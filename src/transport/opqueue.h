@@ -37,6 +37,9 @@ void heft_opqueue_init(struct heft_opqueue *queue);
 void heft_opqueue_free(struct heft_opqueue *queue);
 /* Refuses once the queue has failed. An operation without bytes ends at once (drain calls its done). */
 int heft_opqueue_post(struct heft_opqueue *queue, struct heft_transport_op *op, struct heft_error *error);
+/* Takes the operation as one claim of everything, for a caller that moves it itself. Same refusals. */
+int heft_opqueue_post_claimed(struct heft_opqueue *queue, struct heft_transport_op *op,
+                              struct heft_claim *claim_out, struct heft_error *error);
 /* 1 and the next slice of at most max_bytes and max_cuts, or 0 when no bytes are left to hand out. */
 int heft_opqueue_claim(struct heft_opqueue *queue, uint64_t max_bytes, uint32_t max_cuts,
                        struct heft_claim *claim_out);

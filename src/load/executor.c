@@ -10,6 +10,7 @@
 #include "base/digest.h"
 #include "base/error.h"
 #include "base/log.h"
+#include "load/bounce.h"
 
 #include <inttypes.h>
 #include <pthread.h>
@@ -37,6 +38,8 @@ struct slot {
     uint64_t chunk;
     uint64_t posted_ns;
     struct heft_xfer *xfer;
+    struct heft_bounce
+        *bounce; /* chunks come here first, `xfer` brings them on; NULL: it brings them itself */
     struct heft_run *runs;
     struct heft_plan_run *plan_runs;
     size_t run_capacity;
@@ -49,6 +52,7 @@ struct lane { /* a source and its slots */
     uint64_t cursor;   /* chunks below it are not pending, or came back and are in `returned` */
     uint64_t chunk_ns; /* mean time of one chunk, smoothed */
     uint32_t repairs;
+    uint64_t bounce_bytes; /* of its slots */
 };
 
 struct returned { /* a chunk that a source gave back */
@@ -202,11 +206,15 @@ static void check_hopeless(struct heft_executor *executor)
 
 /* ---- asking ---- */
 
-static int fill_runs(struct slot *slot, size_t *count_out)
+/* By which of its transfers a slot's chunk goes. */
+enum leg { LEG_WHOLE, LEG_TO_BOUNCE, LEG_FROM_BOUNCE };
+
+static int fill_runs(struct slot *slot, enum leg leg, size_t *count_out)
 {
     struct heft_executor *executor = slot->executor;
     const struct heft_source *source = executor->lanes[slot->source].source;
     size_t count, index;
+    uint64_t packed = 0;
 
     for (;;) {
         count = heft_plan_runs(executor->options.plan, slot->chunk, slot->source, slot->plan_runs,
@@ -234,7 +242,18 @@ static int fill_runs(struct slot *slot, size_t *count_out)
             .local_stride_bytes = run->dst_stride_bytes,
             .remote_stride_bytes = run->source_stride_bytes,
         };
+        if (leg == LEG_TO_BOUNCE) {
+            slot->runs[index].local_region = slot->bounce->region;
+            slot->runs[index].local_offset_bytes = packed;
+            slot->runs[index].local_stride_bytes = run->length_bytes;
+        } else if (leg == LEG_FROM_BOUNCE) {
+            slot->runs[index].remote_region = heft_region_id(slot->bounce->region);
+            slot->runs[index].remote_offset_bytes = packed;
+            slot->runs[index].remote_stride_bytes = run->length_bytes;
+        }
+        packed += run->length_bytes * run->count;
     }
+    HEFT_ASSERT(leg == LEG_WHOLE || packed <= slot->bounce->size_bytes);
     *count_out = count;
     return HEFT_OK;
 }
@@ -282,6 +301,18 @@ static void post_failed(struct slot *slot, int code, const char *text)
     (void)pthread_mutex_unlock(&executor->lock);
 }
 
+static int post_leg(struct slot *slot, enum leg leg, struct heft_error *error)
+{
+    struct heft_xfer *xfer = leg == LEG_TO_BOUNCE ? slot->bounce->in : slot->xfer;
+    size_t count = 0;
+    int rc = fill_runs(slot, leg, &count);
+
+    if (rc)
+        return heft_error_set(error, rc, "preparing a chunk's runs");
+    rc = heft_xfer_set_runs(xfer, slot->runs, count, error);
+    return rc ? rc : heft_xfer_post(xfer, error);
+}
+
 /*
  * Posts the slot's chunk. A transport may finish a transfer inside post, and its callback posts the next: the
  * queue of the outermost call keeps that from becoming recursion.
@@ -303,20 +334,13 @@ static void slot_post(struct slot *slot)
         return;
     running = 1;
     while ((slot = queue) != NULL) {
-        size_t count = 0;
         int rc;
 
         /* Out of the queue first: once posted, another thread may finish it and queue it again. */
         queue = slot->next_post;
         if (!queue)
             queue_end = &queue;
-        rc = fill_runs(slot, &count);
-        if (rc)
-            heft_error_set(&error, rc, "preparing a chunk's runs");
-        else
-            rc = heft_xfer_set_runs(slot->xfer, slot->runs, count, &error);
-        if (!rc)
-            rc = heft_xfer_post(slot->xfer, &error);
+        rc = post_leg(slot, slot->bounce ? LEG_TO_BOUNCE : LEG_WHOLE, &error);
         if (rc)
             post_failed(slot, rc, error.text);
     }
@@ -360,57 +384,15 @@ static void kick(struct heft_executor *executor)
 /* ---- arrival ---- */
 
 /* Digests of the blocks that a chunk completes. 0, or DIGEST with the place. */
-static int verify_chunk(struct heft_executor *executor, uint64_t chunk_index, struct heft_error *error)
+static int verify_chunk(struct heft_executor *executor, uint64_t chunk, struct heft_error *error)
 {
     const struct heft_executor_options *o = &executor->options;
-    const struct heft_chunk *chunk = &o->plan->chunks[chunk_index];
-    uint64_t piece, verified = 0;
+    uint64_t verified = 0;
+    int rc = o->verify_chunk ? o->verify_chunk(o, chunk, &verified, error)
+                             : heft_host_verify_chunk(o, chunk, &verified, error);
 
-    if (o->verify_chunk) {
-        int rc = o->verify_chunk(o, chunk_index, &verified, error);
-
-        (void)__atomic_add_fetch(&executor->blocks_verified, verified, __ATOMIC_RELAXED);
-        return rc;
-    }
-    for (piece = chunk->first_piece; piece < chunk->first_piece + chunk->piece_count; piece++) {
-        struct heft_piece_blocks blocks;
-        uint64_t index, expected_first, computed_first, left;
-        const uint8_t *at;
-
-        heft_plan_piece_blocks(o->plan, piece, &blocks);
-        if (blocks.count == 0)
-            continue;
-        expected_first = o->expected ? o->expected_first[blocks.layout_tensor] : UINT64_MAX;
-        computed_first = o->computed ? o->computed_first[blocks.layout_tensor] : UINT64_MAX;
-        if (expected_first == UINT64_MAX && computed_first == UINT64_MAX)
-            continue;
-        at = o->addresses[blocks.dst_index] + blocks.dst_offset_bytes;
-        left = blocks.size_bytes;
-        for (index = blocks.first; index < blocks.first + blocks.count; index++) {
-            uint64_t size = left < HEFT_BLOCK_BYTES ? left : HEFT_BLOCK_BYTES;
-            uint64_t digest = heft_hash64(at, (size_t)size, 0);
-
-            if (expected_first != UINT64_MAX) {
-                if (digest != o->expected[expected_first + index]) {
-                    const struct heft_layout *layout = o->plan->layout;
-                    uint64_t tensor = layout->tensors[blocks.layout_tensor].tensor;
-
-                    return heft_error_set(error, HEFT_ERR_DIGEST,
-                                          "tensor %s, block %" PRIu64 ": digest %016" PRIx64
-                                          ", expected %016" PRIx64,
-                                          layout->reference->tensors[tensor].name, index, digest,
-                                          o->expected[expected_first + index]);
-                }
-                verified++;
-            }
-            if (computed_first != UINT64_MAX)
-                o->computed[computed_first + index] = digest;
-            at += size;
-            left -= size;
-        }
-    }
     (void)__atomic_add_fetch(&executor->blocks_verified, verified, __ATOMIC_RELAXED);
-    return HEFT_OK;
+    return rc;
 }
 
 static void count_arrival(struct lane *lane, const struct heft_xfer_result *result, uint64_t now)
@@ -443,10 +425,16 @@ static void on_done(struct heft_xfer *xfer, const struct heft_xfer_result *resul
     struct heft_executor *executor = slot->executor;
     struct lane *lane = &executor->lanes[slot->source];
     struct heft_error error = result->error;
+    struct heft_xfer_result whole;
     int status = result->status, go_on = 0, returned = 0;
     uint64_t now;
 
-    (void)xfer;
+    if (xfer == slot->xfer && slot->bounce && status == HEFT_OK) { /* the first leg says where it came from */
+        whole = *result;
+        whole.transport = slot->bounce->transport;
+        whole.start_ns = slot->bounce->start_ns;
+        result = &whole;
+    }
     (void)__atomic_add_fetch(&executor->callbacks, 1, __ATOMIC_SEQ_CST);
     if (status == HEFT_OK && executor->options.verify)
         status = verify_chunk(executor, slot->chunk, &error);
@@ -495,7 +483,65 @@ static void on_done(struct heft_xfer *xfer, const struct heft_xfer_result *resul
     (void)pthread_mutex_unlock(&executor->lock);
 }
 
+/* A chunk has come half the way. Once its second leg is posted, nothing here is touched any more. */
+static void on_bounced(struct heft_xfer *xfer, const struct heft_xfer_result *result, void *context)
+{
+    struct slot *slot = context;
+    struct heft_xfer_result failed;
+
+    if (result->status == HEFT_OK) {
+        slot->bounce->transport = result->transport;
+        slot->bounce->start_ns = result->start_ns;
+        failed = *result;
+        failed.status = post_leg(slot, LEG_FROM_BOUNCE, &failed.error);
+        if (failed.status == HEFT_OK)
+            return;
+        result = &failed;
+    }
+    on_done(xfer, result, slot);
+}
+
 /* ---- the maker's work ---- */
+
+/* The source's bytes by way of host memory, for a destination that it can't reach: two transfers a slot. */
+static int make_bounced(struct slot *slot, uint64_t chunk, struct heft_xfer_options *options,
+                        struct heft_error *error)
+{
+    struct heft_executor *executor = slot->executor;
+    struct lane *lane = &executor->lanes[slot->source];
+    struct heft_xfer_options inside = *options;
+    uint64_t at, most = 0;
+    size_t count = 0;
+    int rc;
+
+    for (at = 0; at < executor->options.plan->chunk_count; at++)
+        if (executor->options.plan->chunks[at].size_bytes > most)
+            most = executor->options.plan->chunks[at].size_bytes;
+    rc = heft_bounce_make(executor->options.agent, most, &slot->bounce, error);
+    if (rc)
+        return rc;
+    slot->chunk = chunk;
+    options->on_done = on_bounced;
+    rc = fill_runs(slot, LEG_TO_BOUNCE, &count);
+    if (!rc)
+        rc = heft_xfer_create(executor->options.agent, HEFT_OP_READ, lane->source->peer, slot->runs, count,
+                              options, &slot->bounce->in, error);
+    inside.require = NULL;
+    if (!rc)
+        rc = fill_runs(slot, LEG_FROM_BOUNCE, &count);
+    if (!rc)
+        rc = heft_xfer_create(executor->options.agent, HEFT_OP_READ, NULL, slot->runs, count, &inside,
+                              &slot->xfer, error);
+    slot->chunk = NO_CHUNK;
+    if (rc) {
+        (void)heft_xfer_release(slot->bounce->in);
+        heft_bounce_free(slot->bounce);
+        slot->bounce = NULL;
+    } else {
+        lane->bounce_bytes += most;
+    }
+    return rc;
+}
 
 /* Makes the slot's transfer for a chunk that its source covers; may connect, so never on a worker. */
 static int make_xfer(struct slot *slot, uint64_t chunk, struct heft_error *error)
@@ -515,12 +561,42 @@ static int make_xfer(struct slot *slot, uint64_t chunk, struct heft_error *error
     options.on_done = on_done;
     options.context = slot;
     slot->chunk = chunk;
-    rc = fill_runs(slot, &count);
+    rc = fill_runs(slot, LEG_WHOLE, &count);
     slot->chunk = NO_CHUNK;
     if (rc)
         return heft_error_set(error, rc, "preparing a chunk's runs");
-    return heft_xfer_create(executor->options.agent, HEFT_OP_READ, executor->lanes[slot->source].source->peer,
-                            slot->runs, count, &options, &slot->xfer, error);
+    rc = heft_xfer_create(executor->options.agent, HEFT_OP_READ, executor->lanes[slot->source].source->peer,
+                          slot->runs, count, &options, &slot->xfer, error);
+    if (executor->options.on_device &&
+        (rc == HEFT_ERR_UNSUPPORTED || (rc == HEFT_ERR_REQUIRED && options.require))) {
+        struct heft_error other = HEFT_ERROR_INIT;
+        int bounced = make_bounced(slot, chunk, &options, &other);
+
+        if (!bounced)
+            return HEFT_OK;
+        if (bounced != HEFT_ERR_UNSUPPORTED && bounced != HEFT_ERR_REQUIRED) {
+            rc = bounced;
+            if (error)
+                *error = other;
+        }
+    }
+    return rc;
+}
+
+/* Nothing uses its transfers: gives them back. BUSY: a callback still returns. */
+static int release_slot(struct slot *slot)
+{
+    if (heft_xfer_release(slot->xfer))
+        return HEFT_ERR_BUSY;
+    slot->xfer = NULL;
+    if (!slot->bounce)
+        return HEFT_OK;
+    if (heft_xfer_release(slot->bounce->in))
+        return HEFT_ERR_BUSY;
+    slot->executor->lanes[slot->source].bounce_bytes -= slot->bounce->size_bytes;
+    heft_bounce_free(slot->bounce);
+    slot->bounce = NULL;
+    return HEFT_OK;
 }
 
 static void make_failed(struct slot *slot, int code, const char *text)
@@ -588,10 +664,7 @@ static void repair_slots(struct heft_executor *executor)
             (void)pthread_mutex_lock(&executor->lock);
             rc = broken->state == SLOT_BROKEN;
             (void)pthread_mutex_unlock(&executor->lock);
-            if (rc && heft_xfer_release(broken->xfer) == HEFT_OK)
-                broken->xfer = NULL;
-            else
-                rc = 0;
+            rc = rc && release_slot(broken) == HEFT_OK;
             (void)pthread_mutex_unlock(&executor->transfers_lock);
             if (rc)
                 make_slot(executor, broken, first_covered(executor, index));
@@ -620,7 +693,7 @@ static void make_lanes(struct heft_executor *executor)
             (void)pthread_mutex_lock(&executor->lock);
             live = is_live(lane);
             (void)pthread_mutex_unlock(&executor->lock);
-            if (!live)
+            if (!live || (slot >= 2 && lane->bounce_bytes >= HEFT_BOUNCE_TOTAL_BYTES))
                 break;
             make_slot(executor, &lane->slots[slot], chunk);
         }
@@ -677,6 +750,13 @@ static void note_slow(struct lane *lane, uint64_t age_ns)
         lane->chunk_ns = age_ns;
 }
 
+static void cancel_slot(struct slot *slot)
+{
+    (void)heft_xfer_cancel(slot->xfer);
+    if (slot->bounce)
+        (void)heft_xfer_cancel(slot->bounce->in);
+}
+
 static void steal_from_slow(struct heft_executor *executor)
 {
     struct slot *slow[16];
@@ -702,7 +782,7 @@ static void steal_from_slow(struct heft_executor *executor)
     }
     (void)pthread_mutex_unlock(&executor->lock);
     for (index = 0; index < count; index++)
-        (void)heft_xfer_cancel(slow[index]->xfer);
+        cancel_slot(slow[index]);
     (void)pthread_mutex_unlock(&executor->transfers_lock);
 }
 
@@ -720,7 +800,7 @@ static void cancel_flying(struct heft_executor *executor)
             flying = each->state == SLOT_FLYING;
             (void)pthread_mutex_unlock(&executor->lock);
             if (flying)
-                (void)heft_xfer_cancel(each->xfer);
+                cancel_slot(each);
         }
     (void)pthread_mutex_unlock(&executor->transfers_lock);
 }
@@ -816,11 +896,11 @@ void heft_executor_read_source(struct heft_executor *executor, const struct heft
 
 /* Every transfer is terminal here; at most its callback is still returning on a worker. Counted in tries, not
  * in time: this process may have been stopped for as long as somebody liked. */
-static void release_xfer(struct heft_xfer *xfer)
+static void end_slot(struct slot *slot)
 {
     unsigned tries;
 
-    for (tries = 0; heft_xfer_release(xfer) == HEFT_ERR_BUSY; tries++) {
+    for (tries = 0; release_slot(slot) == HEFT_ERR_BUSY; tries++) {
         HEFT_ASSERT(tries < 10000);
         (void)usleep(1000);
     }
@@ -845,7 +925,7 @@ void heft_executor_free(struct heft_executor *executor)
         struct lane *lane = &executor->lanes[index];
 
         for (slot = 0; lane->slots && slot < lane->source->credits; slot++) {
-            release_xfer(lane->slots[slot].xfer);
+            end_slot(&lane->slots[slot]);
             free(lane->slots[slot].runs);
             free(lane->slots[slot].plan_runs);
         }

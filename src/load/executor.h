@@ -61,7 +61,8 @@ struct heft_executor_options {
      * compared blocks. Called on the thread that received the chunk. */
     int (*verify_chunk)(const struct heft_executor_options *options, uint64_t chunk, uint64_t *verified_out,
                         struct heft_error *error);
-    int device; /* for it: the GPU of the destinations */
+    int on_device; /* the destinations lie on a GPU: what can't reach it goes by way of host memory */
+    int device;    /* which one, for verify_chunk */
     /* Expected block digests and where each layout tensor's begin in them; expected NULL: none known. */
     const uint64_t *expected;
     const uint64_t *expected_first; /* by layout tensor; UINT64_MAX: none */
@@ -69,6 +70,10 @@ struct heft_executor_options {
     uint64_t *computed;
     const uint64_t *computed_first;
 };
+
+/* verify_chunk by the CPU. */
+int heft_host_verify_chunk(const struct heft_executor_options *options, uint64_t chunk,
+                           uint64_t *verified_out, struct heft_error *error);
 
 struct heft_executor;
 

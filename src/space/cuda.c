@@ -344,6 +344,25 @@ int heft_cuda_free_bytes(int device, uint64_t *bytes_out, struct heft_error *err
     return HEFT_OK;
 }
 
+int heft_cuda_pin(void *address, uint64_t size_bytes)
+{
+    heft_cu_result result;
+
+    if (!heft_cuda_loaded() || heft_cuda_enter(heft_cuda_used_device(), NULL))
+        return HEFT_ERR_UNSUPPORTED;
+    result = table.host_register(address, size_bytes, HEFT_CU_HOST_REGISTER_PORTABLE);
+    heft_cuda_leave();
+    return result ? HEFT_ERR_LIBRARY : HEFT_OK;
+}
+
+void heft_cuda_unpin(void *address)
+{
+    if (!address || heft_cuda_enter(heft_cuda_used_device(), NULL))
+        return;
+    (void)table.host_unregister(address);
+    heft_cuda_leave();
+}
+
 /* ---- pointers ---- */
 
 static int ask(const struct heft_cu *cu, uint64_t address, int attribute, void *value_out)

@@ -109,7 +109,12 @@ int heft_cuda_digest(int device, const struct heft_cuda_place *places, uint64_t 
 /* Makes what the first digests on a GPU would have to wait for: its context, the kernels, buffers. Ahead of
  * time, on a thread of the caller; what fails here fails again where it matters. */
 void heft_cuda_warm(int device);
+/* Pins host memory of the caller, for any device; unpin takes NULL. UNSUPPORTED without a GPU in use. */
+int heft_cuda_pin(void *address, uint64_t size_bytes);
+void heft_cuda_unpin(void *address);
 /* Copies bytes out of device memory, in pieces through a pinned buffer; for tools, not for speed. */
 int heft_cuda_read(int device, uint64_t address, void *to, uint64_t length_bytes, struct heft_error *error);
+/* The same for memory whose device is asked of the driver. */
+int heft_cuda_get(uint64_t address, void *to, uint64_t length_bytes, struct heft_error *error);
 
 #endif

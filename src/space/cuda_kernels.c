@@ -230,6 +230,16 @@ int heft_cuda_read(int device, uint64_t address, void *to, uint64_t length_bytes
     return rc;
 }
 
+int heft_cuda_get(uint64_t address, void *to, uint64_t length_bytes, struct heft_error *error)
+{
+    struct heft_cuda_pointer pointer;
+
+    heft_cuda_query(address, &pointer);
+    if (pointer.device < 0)
+        return heft_error_set(error, HEFT_ERR_STALE, "the memory of a GPU is not there any more");
+    return heft_cuda_read(pointer.device, address, to, length_bytes, error);
+}
+
 /* Without kernels: slow, and right. */
 static int digest_by_cpu(int device, const struct heft_cuda_place *places, uint64_t count,
                          uint64_t *digests_out, struct heft_error *error)

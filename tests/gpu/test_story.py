@@ -9,6 +9,7 @@ import time
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "proc"))
 import fleet as f  # noqa: E402
+import object_servers as o  # noqa: E402
 
 FAKE = "FAKE_CUDA" in os.environ
 SIZE = os.environ.get("HEFT_TEST_SIZE", "24M" if FAKE else "4G")
@@ -98,6 +99,36 @@ def a_host_replica_is_a_source_for_gpus():
         return None
 
 
+def what_no_transport_brings_to_a_gpu_goes_by_way_of_host_memory():
+    with f.Fleet() as fleet:
+        if gpus(fleet) == 0:
+            return "no GPU"
+        fleet.env.update({"NO_PROXY": "127.0.0.1"})
+        size = "48M" if FAKE else "1G"
+        model, directory = fleet.model(size=size), "file:" + fleet.path("fleet.json")
+        expected = f.sha256_of_tensors(model)
+        # A peer that passes no descriptors, as one of another host: from its host memory, and from its GPU.
+        for name, device in (("host", "host"), ("gpu", "cuda:0")):
+            own = "file:" + fleet.path(name + ".json")
+            server = fleet.serve(model, name, own, "--device", device, "--source", "file", "--listen", "127.0.0.1:0")
+            server.line("serving as")
+            report = fleet.load(model, "--device", "cuda:0", "--source", "peer", "--directory", own)
+            assert report["sha256"] == expected and routes(report) == ["tcp"], report["sources"]
+            assert report["verified"]["blocks"] == report["verified"]["blocks_total"] > 0
+            said(f"peer's {name} memory by tcp to GPU", report)
+            to_host = fleet.load(model, "--source", "peer", "--directory", own)
+            assert to_host["sha256"] == expected and routes(to_host) == ["tcp"]
+            ranks = fleet.load(model, "--device", "cuda:0", "--ranks", "4", "--rank", "1", "--split", "column",
+                               "--source", "peer", "--directory", own)
+            on_host = fleet.load(model, "--ranks", "4", "--rank", "1", "--split", "column", "--source", "file")
+            assert ranks["sha256"] == on_host["sha256"]
+        server = o.Scripted({"/m/" + name: open(os.path.join(model, name), "rb").read() for name in os.listdir(model)})
+        report = fleet.load(f"{server.url}/m/", "--device", "cuda:0")
+        assert report["sha256"] == expected and routes(report) == ["object"], report["sources"]
+        said("web server to GPU", report)
+        return None
+
+
 def unverified_replicas_make_their_digests_on_the_gpu():
     with f.Fleet() as fleet:
         if gpus(fleet) == 0:
@@ -156,5 +187,6 @@ def the_plan_says_how():
         return None
 
 
-f.main([disk_to_gpu_to_gpu_and_back, rates_of_larger_loads, a_host_replica_is_a_source_for_gpus, unverified_replicas_make_their_digests_on_the_gpu,
+f.main([disk_to_gpu_to_gpu_and_back, rates_of_larger_loads, a_host_replica_is_a_source_for_gpus,
+        what_no_transport_brings_to_a_gpu_goes_by_way_of_host_memory, unverified_replicas_make_their_digests_on_the_gpu,
         a_killed_source_leaves_nothing_behind, more_than_the_gpu_has_is_refused, the_plan_says_how])

@@ -6,6 +6,7 @@
 #include "transport/tcp/tcp.h"
 #include "base/digest.h"
 #include "base/error.h"
+#include "space/cuda.h"
 
 #include <errno.h>
 #include <stdlib.h>
@@ -67,7 +68,8 @@ void tcp_request_refuse(struct tcp_transport *transport, struct tcp_request *req
 
 static int served_space(const struct heft_transport_region *region, int write)
 {
-    return region->space == HEFT_SPACE_HOST || (region->space == HEFT_SPACE_FILE && !write);
+    return region->space == HEFT_SPACE_HOST ||
+           (!write && (region->space == HEFT_SPACE_FILE || region->space == HEFT_SPACE_CUDA));
 }
 
 static int add_run(struct tcp_transport *transport, const struct heft_data_run *run, int write,
@@ -92,7 +94,7 @@ static int add_run(struct tcp_transport *transport, const struct heft_data_run *
     request->move_count++;
     if (!served_space(region, write))
         return HEFT_ERR_UNSUPPORTED;
-    request->staged |= region->space == HEFT_SPACE_FILE;
+    request->staged |= region->space != HEFT_SPACE_HOST;
     if (__builtin_mul_overflow(run->length_bytes, run->count, &bytes) || bytes > HEFT_DATA_MAX_PART_BYTES ||
         request->total_bytes + bytes > HEFT_DATA_MAX_PART_BYTES)
         return HEFT_ERR_TOO_LARGE;
@@ -168,6 +170,8 @@ int64_t tcp_request_gather(struct tcp_request *request, uint8_t *to, uint64_t ma
 
         if (region->space == HEFT_SPACE_FILE)
             rc = read_file(region, cut.local_offset_bytes, to + done, got);
+        else if (region->space == HEFT_SPACE_CUDA)
+            rc = heft_cuda_get((uintptr_t)region->address + cut.local_offset_bytes, to + done, got, NULL);
         else
             memcpy(to + done, (const char *)region->address + cut.local_offset_bytes, got);
         if (rc != 0)

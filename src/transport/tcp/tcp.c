@@ -48,24 +48,27 @@ static void tcp_score(struct heft_transport *transport, struct heft_endpoint *en
 {
     uint32_t need = query->op == HEFT_OP_READ ? HEFT_REGION_REMOTE_READ : HEFT_REGION_REMOTE_WRITE;
     int file = query->remote == HEFT_SPACE_FILE && query->op == HEFT_OP_READ;
+    int gpu = query->remote == HEFT_SPACE_CUDA && query->op == HEFT_OP_READ;
 
     (void)transport;
     (void)endpoint;
     score_out->score = 0;
     if (query->peer == NULL) {
         (void)snprintf(score_out->reason, sizeof(score_out->reason), "both sides are in one agent");
-    } else if (query->local != HEFT_SPACE_HOST || (query->remote != HEFT_SPACE_HOST && !file)) {
+    } else if (query->local != HEFT_SPACE_HOST || (query->remote != HEFT_SPACE_HOST && !file && !gpu)) {
         (void)snprintf(score_out->reason, sizeof(score_out->reason),
-                       "tcp moves host memory, and reads a peer's files; not %s with a peer's %s",
+                       "tcp moves host memory, and reads a peer's files and GPUs; not %s with a peer's %s",
                        heft_space_name(query->local), heft_space_name(query->remote));
     } else if (query->remote_region != NULL && !(query->remote_region->flags & need)) {
         (void)snprintf(score_out->reason, sizeof(score_out->reason), "the region may not be %s by peers",
                        query->op == HEFT_OP_READ ? "read" : "written");
     } else {
-        score_out->score = file ? 250 : 300;
+        score_out->score = file || gpu ? 250 : 300;
         (void)snprintf(score_out->reason, sizeof(score_out->reason), "%s%s",
                        query->peer->control_is_unix ? "over unix sockets" : "over tcp sockets",
-                       file ? ", the peer reads its file" : "");
+                       file  ? ", the peer reads its file"
+                       : gpu ? ", the peer reads its GPU's memory"
+                             : "");
     }
 }
 

@@ -8,6 +8,7 @@
 #include "base/clock.h"
 #include "base/digest.h"
 #include "base/error.h"
+#include "load/bounce.h"
 #include "load/executor.h"
 
 #include <pthread.h>
@@ -33,6 +34,7 @@ struct fake_source {
     int inside_post;       /* ends before post returns */
     int broken_streams;    /* so many transfers end PEER_LOST although the peer lives */
     int create_fails;
+    int is_far;       /* reaches bounces only, not the destination */
     int create_hangs; /* until the dials of its peer are ended */
     uint32_t dials_ended;
     uint64_t count;
@@ -44,9 +46,11 @@ struct heft_peer {
 };
 struct heft_region {
     uint8_t *address;
+    int is_bounce;
 };
 
-static struct fake_source fakes[SOURCES];
+static struct fake_source fakes[SOURCES + 1]; /* the last: this agent itself, from bounces */
+static uint64_t bounces_live;                 /* atomic */
 static struct heft_peer peers[SOURCES];
 static uint8_t *model_bytes;
 static pthread_mutex_t fake_lock = PTHREAD_MUTEX_INITIALIZER;
@@ -62,10 +66,15 @@ int heft_xfer_create(struct heft_agent *agent, enum heft_op op, struct heft_peer
                      const struct heft_run *runs, size_t run_count, const struct heft_xfer_options *options,
                      struct heft_xfer **xfer_out, struct heft_error *error)
 {
+    static struct heft_peer self = {SOURCES};
     struct heft_xfer *xfer;
 
     (void)agent;
     assert_int_equal(op, HEFT_OP_READ);
+    if (!peer)
+        peer = &self;
+    if (fakes[peer->index].is_far && !runs[0].local_region->is_bounce)
+        return heft_error_set(error, HEFT_ERR_UNSUPPORTED, "too far for a GPU");
     if (fakes[peer->index].create_fails)
         return heft_error_set(error, HEFT_ERR_REQUIRED, "no such route");
     if (fakes[peer->index].create_hangs) {
@@ -100,10 +109,13 @@ static uint64_t copy_runs(struct heft_xfer *xfer, int wrong)
     for (index = 0; index < xfer->run_count; index++) {
         const struct heft_run *run = &xfer->runs[index];
 
+        const uint8_t *from = model_bytes;
+
+        if (xfer->source == SOURCES)
+            from = ((const struct heft_region *)(uintptr_t)run->remote_region)->address;
         for (piece = 0; piece < run->count; piece++) {
             memcpy(run->local_region->address + run->local_offset_bytes + piece * run->local_stride_bytes,
-                   model_bytes + run->remote_offset_bytes + piece * run->remote_stride_bytes,
-                   run->length_bytes);
+                   from + run->remote_offset_bytes + piece * run->remote_stride_bytes, run->length_bytes);
             total += run->length_bytes;
         }
     }
@@ -202,7 +214,42 @@ void heft_peer_end_dials(struct heft_peer *peer)
     __atomic_store_n(&fakes[peer->index].dials_ended, 1, __ATOMIC_RELEASE);
 }
 
+uint64_t heft_region_id(const struct heft_region *region)
+{
+    return (uintptr_t)region;
+}
+
+int heft_bounce_make(struct heft_agent *agent, uint64_t size_bytes, struct heft_bounce **bounce_out,
+                     struct heft_error *error)
+{
+    struct heft_bounce *bounce = calloc(1, sizeof(*bounce));
+
+    (void)agent;
+    (void)error;
+    assert_non_null(bounce);
+    bounce->region = calloc(1, sizeof(*bounce->region));
+    assert_non_null(bounce->region);
+    bounce->region->address = malloc(size_bytes);
+    bounce->region->is_bounce = 1;
+    bounce->size_bytes = size_bytes;
+    (void)__atomic_add_fetch(&bounces_live, 1, __ATOMIC_RELAXED);
+    *bounce_out = bounce;
+    return HEFT_OK;
+}
+
+void heft_bounce_free(struct heft_bounce *bounce)
+{
+    if (!bounce)
+        return;
+    free(bounce->region->address);
+    free(bounce->region);
+    free(bounce);
+    (void)__atomic_sub_fetch(&bounces_live, 1, __ATOMIC_RELAXED);
+}
+
 /* ---- one load ---- */
+
+static int on_device; /* the next world's destination is a GPU's memory, so to say */
 
 struct world {
     struct heft_manifest *manifest;
@@ -282,6 +329,7 @@ static void setup(struct world *world, uint32_t sources, int with_expected)
     for (index = 0; index < TENSORS; index++)
         world->expected_first[index] = world->computed_first[index] =
             world->manifest->tensors[world->layout->tensors[index].tensor].first_block;
+    options.on_device = on_device;
     options.plan = world->plan;
     options.sources = world->source_list;
     options.destinations = world->destinations;
@@ -297,7 +345,7 @@ static void calm(void)
 {
     size_t index;
 
-    for (index = 0; index < SOURCES; index++)
+    for (index = 0; index <= SOURCES; index++)
         fakes[index] = (struct fake_source){.dies_after = -1, .wrong_after = -1, .freezes_after = -1};
 }
 
@@ -534,6 +582,66 @@ static void a_route_that_is_required_and_missing_loses_the_source_or_ends_the_lo
     teardown(&world);
 }
 
+static void a_source_too_far_for_a_gpu_goes_by_way_of_host_memory(void **state)
+{
+    struct heft_error error = HEFT_ERROR_INIT;
+    struct world world;
+    int inside;
+
+    (void)state;
+    for (inside = 0; inside < 2; inside++) {
+        calm();
+        fakes[0].is_far = 1;
+        fakes[0].inside_post = fakes[SOURCES].inside_post = inside;
+        on_device = 1;
+        setup(&world, 2, 1);
+        assert_int_equal(run(&world, &error), 0);
+        check_bytes(&world);
+        assert_true(world.sources[0].chunks > 0);
+        assert_true(bounces_live > 0);
+        teardown(&world);
+        assert_int_equal(bounces_live, 0);
+    }
+    on_device = 0;
+    calm();
+    fakes[0].is_far = 1; /* into host memory there is no such way: the source is lost */
+    setup(&world, 1, 1);
+    assert_int_equal(run(&world, &error), HEFT_ERR_SOURCE_LOST);
+    teardown(&world);
+}
+
+static void either_leg_of_a_bounced_chunk_may_fail(void **state)
+{
+    struct heft_error error = HEFT_ERROR_INIT;
+    struct world world;
+
+    (void)state;
+    on_device = 1;
+    calm();
+    fakes[0].is_far = 1;
+    fakes[0].dies_after = 5;
+    setup(&world, 2, 1);
+    assert_int_equal(run(&world, &error), 0);
+    check_bytes(&world);
+    teardown(&world);
+    calm();
+    fakes[0].is_far = 1;
+    fakes[SOURCES].dies_after = 3; /* the second leg */
+    setup(&world, 2, 1);
+    assert_int_equal(run(&world, &error), 0);
+    check_bytes(&world);
+    teardown(&world);
+    calm();
+    fakes[0].is_far = 1;
+    fakes[0].freezes_after = 4; /* cancelled while its chunk is on the first leg */
+    setup(&world, 2, 1);
+    assert_int_equal(run(&world, &error), 0);
+    check_bytes(&world);
+    teardown(&world);
+    on_device = 0;
+    assert_int_equal(bounces_live, 0);
+}
+
 static void stopping_drains_before_it_reports(void **state)
 {
     struct world world;
@@ -622,6 +730,8 @@ int main(void)
         cmocka_unit_test(transfers_that_end_inside_post_do_not_recurse),
         cmocka_unit_test(a_broken_stream_of_a_living_peer_is_repaired),
         cmocka_unit_test(a_route_that_is_required_and_missing_loses_the_source_or_ends_the_load),
+        cmocka_unit_test(a_source_too_far_for_a_gpu_goes_by_way_of_host_memory),
+        cmocka_unit_test(either_leg_of_a_bounced_chunk_may_fail),
         cmocka_unit_test(stopping_drains_before_it_reports),
         cmocka_unit_test(digests_are_made_where_none_are_known),
         cmocka_unit_test(random_misfortunes_end_right_or_with_an_error),

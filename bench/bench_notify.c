@@ -1,18 +1,22 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * One-way latency between two processes of this host: 8 bytes written with a counter, with a notification,
- * and what the kernel needs at least to wake a waiter (an eventfd, a byte through a unix socket), in turn in
- * one run. Half of a round trip, median and 99th percentile.
+ * One-way latency between two processes of this host: 8 bytes written with a counter or a notification, which
+ * the other side waits for, looks for again and again, or is told of by a descriptor; beside the least that
+ * the machine needs for each: a word of shared memory that both sides look at, an eventfd that is read or
+ * polled for, a byte through a unix socket. All in turn in one run. Half of a round trip, median and 99th
+ * percentile.
  *
  *   bench_notify [ROUNDS]
  */
 #include "base/clock.h"
 
 #include <heft/agent.h>
+#include <poll.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/eventfd.h>
+#include <sys/mman.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -33,8 +37,27 @@ struct end {
     struct heft_counter *counter;
     struct heft_xfer *counted, *notified;
     int pipe_in, pipe_out;
-    int event_in, event_out, socket;
+    int event_in, event_out, socket, counter_fd;
+    uint64_t *word_in, *word_out; /* a line each */
+    uint64_t word_seen;
 };
+
+enum way {
+    BARE_WORD,
+    COUNTER_WAIT,
+    COUNTER_LOOK,
+    NOTE_WAIT,
+    NOTE_LOOK,
+    BARE_EVENT,
+    BARE_EVENT_POLLED,
+    COUNTER_FD,
+    BARE_SOCKET,
+    WAY_COUNT
+};
+static const char *const ways[] = {
+    "bare shared word",         "counter, waited for",      "counter, looked for",
+    "notification, waited for", "notification, looked for", "bare eventfd, read",
+    "bare eventfd, polled",     "counter, by descriptor",   "bare unix socket"};
 
 static void must(int rc, const char *what)
 {
@@ -81,6 +104,7 @@ static void open_end(struct end *end, const char *listen)
     must(heft_peer_connect(end->agent, &peer_options, &end->peer, NULL), "connecting");
     counter_options.peer = end->other;
     must(heft_counter_open(end->agent, &counter_options, &end->counter, NULL), "a counter");
+    end->counter_fd = -1;
     run.local_region = region;
     run.remote_region = theirs.region;
     options.flags = HEFT_XFER_INLINE | HEFT_XFER_COUNT;
@@ -102,38 +126,97 @@ static void close_end(struct end *end)
     heft_memory_free(end->memory);
 }
 
-static void send_one(struct end *end, int way)
+static void send_one(struct end *end, enum way way)
 {
-    struct heft_xfer *xfer = way == 0 ? end->counted : end->notified;
+    struct heft_xfer *xfer = way == NOTE_WAIT || way == NOTE_LOOK ? end->notified : end->counted;
     uint64_t one = 1;
 
-    if (way < 2) {
+    switch (way) {
+    case BARE_WORD:
+        __atomic_store_n(end->word_out, *end->word_out + 1, __ATOMIC_RELEASE);
+        break;
+    case BARE_EVENT:
+    case BARE_EVENT_POLLED:
+        must(write(end->event_out, &one, sizeof(one)) == 8 ? 0 : HEFT_ERR_IO, "the eventfd");
+        break;
+    case BARE_SOCKET:
+        must(write(end->socket, "x", 1) == 1 ? 0 : HEFT_ERR_IO, "the socket");
+        break;
+    default:
         while (heft_xfer_poll(xfer) == HEFT_ERR_AGAIN) /* the one before: long over */
             ;
         must(heft_xfer_post(xfer, NULL), "posting");
-    } else if (way == 2) {
-        must(write(end->event_out, &one, sizeof(one)) == 8 ? 0 : HEFT_ERR_IO, "the eventfd");
-    } else {
-        must(write(end->socket, "x", 1) == 1 ? 0 : HEFT_ERR_IO, "the socket");
     }
 }
 
-static void receive_one(struct end *end, int way)
+static void await_fd(int fd)
+{
+    struct pollfd watched = {fd, POLLIN, 0};
+
+    must(poll(&watched, 1, 10000) == 1 ? 0 : HEFT_ERR_DEADLINE, "polling");
+}
+
+static void receive_note(struct end *end, uint64_t timeout_ms)
 {
     struct heft_notification note = {.size = sizeof(note)};
+    int rc;
+
+    do
+        rc = heft_agent_next_notification(end->agent, &note, timeout_ms);
+    while (rc == HEFT_ERR_AGAIN && !timeout_ms);
+    must(rc, "waiting for a notification");
+    heft_free(note.data);
+}
+
+static void receive_one(struct end *end, enum way way)
+{
     uint64_t value;
     char byte;
 
-    if (way == 0) {
+    switch (way) {
+    case BARE_WORD:
+        end->word_seen++;
+        while (__atomic_load_n(end->word_in, __ATOMIC_ACQUIRE) != end->word_seen)
+            ;
+        break;
+    case COUNTER_WAIT:
         must(heft_counter_wait(end->counter, 1, 10000, NULL), "waiting for the counter");
-    } else if (way == 1) {
-        must(heft_agent_next_notification(end->agent, &note, 10000), "waiting for a notification");
-        heft_free(note.data);
-    } else if (way == 2) {
+        break;
+    case COUNTER_LOOK:
+        while (heft_counter_wait(end->counter, 1, 0, NULL) == HEFT_ERR_AGAIN)
+            ;
+        break;
+    case COUNTER_FD:
+        await_fd(end->counter_fd);
+        must(heft_counter_wait(end->counter, 1, 0, NULL), "taking from the counter");
+        break;
+    case NOTE_WAIT:
+        receive_note(end, 10000);
+        break;
+    case NOTE_LOOK:
+        receive_note(end, 0);
+        break;
+    case BARE_EVENT_POLLED:
+        await_fd(end->event_in);
+        /* fall through */
+    case BARE_EVENT:
         must(read(end->event_in, &value, sizeof(value)) == 8 ? 0 : HEFT_ERR_IO, "the eventfd");
-    } else {
+        break;
+    default:
         must(read(end->socket, &byte, 1) == 1 ? 0 : HEFT_ERR_IO, "the socket");
     }
+}
+
+/* Both sides make their descriptors before either writes: from then on there is one to be told by. */
+static void begin_way(struct end *end, enum way way)
+{
+    char byte = 0;
+
+    if (way == COUNTER_FD && end->counter_fd < 0)
+        must(heft_counter_event_fd(end->counter, &end->counter_fd, NULL), "a descriptor");
+    if (write(end->pipe_out, &byte, 1) != 1 || read(end->pipe_in, &byte, 1) != 1)
+        must(HEFT_ERR_IO, "the pipe");
+    (void)usleep(2000);
 }
 
 static int by_size(const void *a, const void *b)
@@ -143,15 +226,15 @@ static int by_size(const void *a, const void *b)
     return left < right ? -1 : left > right;
 }
 
-static const char *const ways[] = {"counter", "notification", "bare eventfd", "bare unix socket"};
-
 static void ping(struct end *end, uint64_t *took_ns, uint32_t rounds)
 {
     uint32_t round;
-    int turn, way;
+    enum way way;
+    int turn;
 
     for (turn = 0; turn < 2; turn++)
-        for (way = 0; way < 4; way++) {
+        for (way = 0; way < WAY_COUNT; way++) {
+            begin_way(end, way);
             for (round = 0; round < rounds; round++) {
                 uint64_t start_ns = heft_now_ns();
 
@@ -160,7 +243,7 @@ static void ping(struct end *end, uint64_t *took_ns, uint32_t rounds)
                 took_ns[round] = (heft_now_ns() - start_ns) / 2;
             }
             qsort(took_ns, rounds, sizeof(*took_ns), by_size);
-            (void)printf("%-18s one way  median %8.2f us  p99 %8.2f us\n", ways[way],
+            (void)printf("%-26s one way  median %8.3f us  p99 %8.3f us\n", ways[way],
                          (double)took_ns[rounds / 2] / 1e3, (double)took_ns[rounds * 99ull / 100] / 1e3);
             (void)fflush(stdout);
         }
@@ -169,27 +252,33 @@ static void ping(struct end *end, uint64_t *took_ns, uint32_t rounds)
 static void pong(struct end *end, uint32_t rounds)
 {
     uint32_t round;
-    int turn, way;
+    enum way way;
+    int turn;
 
     for (turn = 0; turn < 2; turn++)
-        for (way = 0; way < 4; way++)
+        for (way = 0; way < WAY_COUNT; way++) {
+            begin_way(end, way);
             for (round = 0; round < rounds; round++) {
                 receive_one(end, way);
                 send_one(end, way);
             }
+        }
 }
 
 int main(int argc, char **argv)
 {
     long rounds = argc > 1 ? strtol(argv[1], NULL, 10) : 5000;
     struct end end = {.name = "ping", .other = "pong"};
-    uint64_t *took_ns;
+    uint64_t *took_ns, *words;
     int there[2], back[2], sockets[2], first, second, status = 0;
     pid_t child;
 
     if (rounds < 1 || rounds > 10000000 || pipe(there) || pipe(back) ||
         socketpair(AF_UNIX, SOCK_STREAM, 0, sockets) || (first = eventfd(0, 0)) < 0 ||
         (second = eventfd(0, 0)) < 0)
+        return 2;
+    words = mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    if (words == MAP_FAILED)
         return 2;
     child = fork();
     if (child < 0)
@@ -199,6 +288,8 @@ int main(int argc, char **argv)
     end.event_out = child ? first : second;
     end.event_in = child ? second : first;
     end.socket = sockets[child ? 0 : 1];
+    end.word_in = words + (child ? 0 : 16);
+    end.word_out = words + (child ? 16 : 0);
     if (!child) {
         end.name = "pong";
         end.other = "ping";

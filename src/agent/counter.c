@@ -400,7 +400,7 @@ int heft_counter_close(struct heft_counter *counter, struct heft_error *error)
 {
     struct heft_agent *agent;
     uint32_t own;
-    int busy;
+    int rc = 0;
 
     if (!counter)
         return 0;
@@ -409,8 +409,11 @@ int heft_counter_close(struct heft_counter *counter, struct heft_error *error)
         return heft_process_refuse(agent, error);
     (void)pthread_mutex_lock(&agent->event_lock);
     own = in_function && in_function->counter == counter;
-    busy = counter->waiters || counter->on_count || counter->running > own;
-    if (!busy) {
+    if (counter->waiters || counter->on_count ||
+        counter->running > own) { /* its function may close it soon */
+        rc = heft_error_set(error, HEFT_ERR_BUSY, "counter %u of peer '%s' is waited for", counter->id,
+                            counter->name);
+    } else {
         if (own)
             in_function->closed = 1;
         unbind(counter);
@@ -422,11 +425,9 @@ int heft_counter_close(struct heft_counter *counter, struct heft_error *error)
             counter->next->prev = counter->prev;
     }
     (void)pthread_mutex_unlock(&agent->event_lock);
-    if (busy)
-        return heft_error_set(error, HEFT_ERR_BUSY, "counter %u of peer '%s' is waited for", counter->id,
-                              counter->name);
-    counter_free(counter);
-    return 0;
+    if (!rc)
+        counter_free(counter);
+    return rc;
 }
 
 uint64_t heft_counter_count(struct heft_counter *counter)

@@ -319,15 +319,14 @@ static int await_note(struct heft_agent *agent, uint64_t until_ns)
 int heft_agent_next_notification(struct heft_agent *agent, struct heft_notification *notification_out,
                                  uint64_t timeout_ms)
 {
-    struct heft_notification taken = {.size = sizeof(taken)};
-    uint64_t until_ns = heft_deadline_after_ms(timeout_ms);
+    uint64_t until_ns = timeout_ms ? heft_deadline_after_ms(timeout_ms) : 0;
     size_t size = notification_out->size;
     struct heft_innote *note;
     int rc = 0;
 
     if (heft_agent_forked(agent))
         return HEFT_ERR_STATE;
-    if (size < sizeof(taken)) /* less could lose the bytes */
+    if (size < sizeof(*notification_out)) /* less could lose the bytes */
         return HEFT_ERR_INVALID;
     if (timeout_ms && heft_agent_on_worker(agent))
         return HEFT_ERR_STATE;
@@ -344,17 +343,17 @@ int heft_agent_next_notification(struct heft_agent *agent, struct heft_notificat
         return rc;
     }
     note = pop(agent);
-    (void)snprintf(taken.peer, sizeof(taken.peer), "%s", note->inbox->name);
-    taken.generation = note->inbox->generation;
-    taken.epoch = note->inbox->epoch;
-    taken.data = note->data;
-    taken.size_bytes = note->size;
+    notification_out->size = sizeof(*notification_out);
+    memcpy(notification_out->peer, note->inbox->name, strlen(note->inbox->name) + 1);
+    notification_out->generation = note->inbox->generation;
+    notification_out->epoch = note->inbox->epoch;
+    notification_out->data = note->data;
+    notification_out->size_bytes = note->size;
     give_room_back(note->inbox, note->size + HEFT_WIRE_NOTIFICATION_COST_BYTES);
     heft_inbox_unref(note->inbox);
     heft_events_update(agent);
     (void)pthread_mutex_unlock(&agent->event_lock);
     heft_agent_unref(agent);
-    *notification_out = taken;
     return 0;
 }
 

@@ -73,9 +73,9 @@ struct heft_model_options {
 
 /*
  * Opens "org/name[@revision]" in the cache, "/path" or "./path" (a folder, or one .safetensors or .gguf
- * file): reads the headers and checks everything that can be checked without reading the data. Errors: the
- * model codes 350..399 with file and tensor, NOT_FOUND, PERMISSION, UNSUPPORTED for a scheme that needs a
- * network.
+ * file), or a model behind a URL (docs/object.md): reads the headers and checks everything that can be
+ * checked without reading the data. Errors: the model codes 350..399 with file and tensor, NOT_FOUND,
+ * PERMISSION, and of URLs DENIED, UNAVAILABLE, PROTOCOL.
  */
 int heft_manifest_open(const char *model, const struct heft_model_options *options,
                        struct heft_manifest **manifest_out, struct heft_error *error);

@@ -103,9 +103,11 @@ struct heft_ref {
     enum heft_ref_kind kind;
     char name[512];     /* "org/name", a path, "bucket/prefix", or the whole URL */
     char revision[256]; /* "" when not given */
+    int from_hub;       /* HUB: of the hub itself, not of this machine's cache */
 };
 /*
- * "org/name[@rev]", "hf:org/name[@rev]", "s3://…", "gs://…", "az://…", "http(s)://…", "/path", "./path",
+ * "org/name[@rev]", "hf:org/name[@rev]", "hf://org/name[@rev]", "s3://…", "gs://…", "az://…", "http(s)://…",
+ * "/path", "./path",
  * "../path", ".". An unknown scheme, an empty text, or spaces anywhere but inside a path are errors
  * (INVALID), never a guess. A path's "@" is part of the path.
  */

@@ -14,8 +14,9 @@
 
 #define HUB_PART_LIMIT_BYTES 96u
 
-static const char forms[] = "write org/name[@revision], hf:org/name, s3://bucket/prefix, gs://bucket/prefix, "
-                            "az://container/prefix, http(s)://host/path, /path or ./path";
+static const char forms[] =
+    "write org/name[@revision], hf://org/name[@revision], s3://bucket/prefix, gs://bucket/prefix, "
+    "az://container/prefix, http(s)://host/path, /path or ./path";
 
 static int refuse(struct heft_error *error, const char *text, const char *why)
 {
@@ -130,8 +131,10 @@ static int parse_scheme(const char *text, size_t scheme_bytes, struct heft_ref *
         if (strlen(schemes[index].scheme) != scheme_bytes ||
             strncasecmp(schemes[index].scheme, text, scheme_bytes) != 0)
             continue;
-        if (schemes[index].kind == HEFT_REF_HUB)
-            return parse_hub(text, strncmp(rest, "//", 2) == 0 ? rest + 2 : rest, 1, ref, error);
+        if (schemes[index].kind == HEFT_REF_HUB) {
+            ref->from_hub = strncmp(rest, "//", 2) == 0;
+            return parse_hub(text, ref->from_hub ? rest + 2 : rest, 1, ref, error);
+        }
         if (strncmp(rest, "//", 2) != 0)
             return refuse(error, text, "lacks the \"//\" after its scheme");
         return parse_url(text, schemes[index].kind, rest + 2, ref, error);

@@ -15,7 +15,9 @@
 struct reading {
     XML_Parser parser;
     struct heft_s3_page *page;   /* or */
-    struct heft_s3_fault *fault; /* which of the two documents is read */
+    struct heft_s3_fault *fault; /* or */
+    struct heft_sts_answer *sts; /* which of the documents is read */
+    int azure;                   /* the page is Azure's */
     char names[MAX_DEPTH][MAX_NAME_BYTES];
     unsigned depth;
     char text[MAX_TEXT_BYTES + 1];
@@ -63,7 +65,8 @@ static void on_start(void *context, const XML_Char *name, const XML_Char **attri
     reading->names[reading->depth][MAX_NAME_BYTES - 1] = 0;
     reading->depth++;
     reading->text_bytes = 0;
-    if (reading->page && reading->depth == 2 && strcmp(local, "Contents") == 0) {
+    if (reading->page && reading->depth == (reading->azure ? 3u : 2u) &&
+        strcmp(local, reading->azure ? "Blob" : "Contents") == 0) {
         free(reading->entry.key);
         free(reading->entry.etag);
         reading->entry = (struct heft_s3_entry){0};
@@ -176,6 +179,28 @@ static void end_in_page(struct reading *reading, const char *name)
     }
 }
 
+static void end_in_azure_page(struct reading *reading, const char *name)
+{
+    char(*names)[MAX_NAME_BYTES] = reading->names;
+    int in_blob = reading->depth >= 3 && strcmp(names[1], "Blobs") == 0 && strcmp(names[2], "Blob") == 0;
+
+    if (reading->depth == 2 && strcmp(names[1], "Blobs") == 0 && strcmp(name, "Blob") == 0) {
+        add_entry(reading);
+    } else if (in_blob && reading->depth == 3 && strcmp(name, "Name") == 0) {
+        end_in_contents(reading, "Key");
+    } else if (in_blob && reading->depth == 4 && strcmp(names[3], "Properties") == 0) {
+        if (strcmp(name, "Content-Length") == 0)
+            end_in_contents(reading, "Size");
+        else if (strcmp(name, "Etag") == 0)
+            end_in_contents(reading, "ETag");
+    } else if (reading->depth == 1 && strcmp(name, "NextMarker") == 0 && reading->text_bytes > 0) {
+        reading->page->truncated = 1;
+        keep(reading, &reading->page->next_token);
+    } else if (reading->depth == 0) {
+        reading->has_truncated = 1; /* the whole document was there */
+    }
+}
+
 static void copy_cut(char *to, size_t size, const char *from)
 {
     size_t at;
@@ -199,6 +224,18 @@ static void end_in_fault(struct heft_s3_fault *fault, const char *name, const ch
         copy_cut(fault->region, sizeof(fault->region), text);
 }
 
+static void end_in_credentials(struct heft_sts_answer *answer, const char *name, const char *text)
+{
+    if (strcmp(name, "AccessKeyId") == 0)
+        copy_cut(answer->access_key, sizeof(answer->access_key), text);
+    else if (strcmp(name, "SecretAccessKey") == 0)
+        copy_cut(answer->secret_key, sizeof(answer->secret_key), text);
+    else if (strcmp(name, "SessionToken") == 0)
+        copy_cut(answer->session_token, sizeof(answer->session_token), text);
+    else if (strcmp(name, "Expiration") == 0)
+        copy_cut(answer->expiration, sizeof(answer->expiration), text);
+}
+
 static void on_end(void *context, const XML_Char *element)
 {
     struct reading *reading = context;
@@ -210,14 +247,22 @@ static void on_end(void *context, const XML_Char *element)
     HEFT_ASSERT(reading->depth > 0);
     name = reading->names[--reading->depth];
     reading->text[reading->text_bytes] = 0;
-    if (reading->page && strcmp(reading->names[0], "ListBucketResult") == 0) {
+    if (reading->azure && strcmp(reading->names[0], "EnumerationResults") == 0) {
+        end_in_azure_page(reading, name);
+    } else if (reading->sts) {
+        if (reading->depth > 0 && strcmp(reading->names[reading->depth - 1], "Credentials") == 0)
+            end_in_credentials(reading->sts, name, reading->text);
+    } else if (reading->page && !reading->azure && strcmp(reading->names[0], "ListBucketResult") == 0) {
         if (reading->depth == 2 && strcmp(reading->names[1], "Contents") == 0)
             end_in_contents(reading, name);
         else if (reading->depth == 1)
             end_in_page(reading, name);
     } else if (reading->page) {
-        stop(reading, HEFT_ERR_PROTOCOL, "it is no ListBucketResult");
-    } else if (reading->depth == 1 && strcmp(reading->names[0], "Error") == 0) {
+        stop(reading, HEFT_ERR_PROTOCOL,
+             reading->azure ? "it is no EnumerationResults" : "it is no ListBucketResult");
+    } else if (reading->depth > 0 && strcmp(reading->names[reading->depth - 1], "Error") == 0 &&
+               (reading->depth == 1 ||
+                (reading->depth == 2 && strcmp(reading->names[0], "ErrorResponse") == 0))) {
         end_in_fault(reading->fault, name, reading->text);
     }
     reading->text_bytes = 0;
@@ -253,14 +298,15 @@ static int parse(struct reading *reading, const void *xml, size_t size, unsigned
     return reading->code;
 }
 
-int heft_s3_page_parse(const void *xml, size_t size, struct heft_s3_page *page_out, struct heft_error *error)
+static int parse_page(const void *xml, size_t size, int azure, int may_be_silent,
+                      struct heft_s3_page *page_out, struct heft_error *error)
 {
     struct heft_s3_page page = {0};
-    struct reading reading = {.page = &page};
+    struct reading reading = {.page = &page, .azure = azure};
     unsigned long line;
     int rc = parse(&reading, xml, size, &line);
 
-    if (!rc && !reading.has_truncated) {
+    if (!rc && !reading.has_truncated && (!may_be_silent || page.next_token)) {
         reading.why = "it does not say whether more follows (IsTruncated)";
         rc = HEFT_ERR_PROTOCOL;
     }
@@ -274,6 +320,42 @@ int heft_s3_page_parse(const void *xml, size_t size, struct heft_s3_page *page_o
                               line);
     }
     *page_out = page;
+    return HEFT_OK;
+}
+
+int heft_s3_page_parse(const void *xml, size_t size, struct heft_s3_page *page_out, struct heft_error *error)
+{
+    return parse_page(xml, size, 0, 0, page_out, error);
+}
+
+int heft_google_page_parse(const void *xml, size_t size, struct heft_s3_page *page_out,
+                           struct heft_error *error)
+{
+    return parse_page(xml, size, 0, 1, page_out, error);
+}
+
+int heft_azure_page_parse(const void *xml, size_t size, struct heft_s3_page *page_out,
+                          struct heft_error *error)
+{
+    return parse_page(xml, size, 1, 0, page_out, error);
+}
+
+int heft_sts_parse(const void *xml, size_t size, struct heft_sts_answer *answer_out, struct heft_error *error)
+{
+    struct heft_sts_answer answer = {0};
+    struct reading reading = {.sts = &answer};
+    unsigned long line;
+    int rc = parse(&reading, xml, size, &line);
+
+    explicit_bzero(reading.text, sizeof(reading.text));
+    if (!rc && (!answer.access_key[0] || !answer.secret_key[0] || !answer.session_token[0])) {
+        reading.why = "a key, its secret or the session token is missing";
+        rc = HEFT_ERR_PROTOCOL;
+    }
+    if (rc)
+        return heft_error_set(error, rc, "the answer holds no credentials: %s (line %lu)", reading.why, line);
+    *answer_out = answer;
+    explicit_bzero(&answer, sizeof(answer));
     return HEFT_OK;
 }
 

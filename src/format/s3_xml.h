@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Answers of S3 services: pages of ListObjectsV2 and error documents. Expat reads the XML; a document with a
- * DOCTYPE, with deep nesting or with long texts is refused. Element names are taken without their namespace.
+ * Answers of S3 services and of Azure Blob: pages of listings, error documents, roles. Expat reads the XML; a
+ * document with a DOCTYPE, with deep nesting or with long texts is refused. Element names are taken without
+ * their namespace.
  */
 #ifndef HEFT_FORMAT_S3_XML_H
 #define HEFT_FORMAT_S3_XML_H
@@ -26,7 +27,21 @@ struct heft_s3_page {
 
 /* Errors: PROTOCOL (what is wrong, and the line), NO_MEMORY. */
 int heft_s3_page_parse(const void *xml, size_t size, struct heft_s3_page *page_out, struct heft_error *error);
+/* The same of Google's XML interface, which may leave out that nothing follows. */
+int heft_google_page_parse(const void *xml, size_t size, struct heft_s3_page *page_out,
+                           struct heft_error *error);
+/* The same of Azure's "List Blobs". */
+int heft_azure_page_parse(const void *xml, size_t size, struct heft_s3_page *page_out,
+                          struct heft_error *error);
 void heft_s3_page_free(struct heft_s3_page *page);
+
+/* The credentials in an answer of AWS STS. */
+struct heft_sts_answer {
+    char access_key[256], secret_key[256], session_token[4096], expiration[40];
+};
+/* PROTOCOL: they are not all there. */
+int heft_sts_parse(const void *xml, size_t size, struct heft_sts_answer *answer_out,
+                   struct heft_error *error);
 
 /* An error document; each text is "" when it is absent. */
 struct heft_s3_fault {

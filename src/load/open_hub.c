@@ -162,9 +162,9 @@ static int find_in_repo(const char *name, const char *repo, const char *revision
     rc = heft_path_open_folder(repo, &repo_fd, error);
     if (rc == HEFT_ERR_NOT_FOUND)
         return heft_error_set(error, rc,
-                              "%s is not in the cache: there is no folder %s; download it there, or give a "
-                              "folder's path (./%s)",
-                              name, repo, name);
+                              "%s is not in the cache: there is no folder %s; write hf://%s to read it from "
+                              "the hub, download it there, or give a folder's path (./%s)",
+                              name, repo, name, name);
     if (rc)
         return heft_error_prefix(error, rc, "%s", repo);
     rc = find_commit(repo_fd, revision, commit, error);

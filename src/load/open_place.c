@@ -165,16 +165,6 @@ static int find_path(const char *path, struct heft_place *place, struct heft_err
     return rc;
 }
 
-static int needs_network(const char *model, const struct heft_ref *ref, struct heft_error *error)
-{
-    return heft_error_set(error, HEFT_ERR_UNSUPPORTED,
-                          "%s is %s, and this version reads models from S3, web servers, this machine and "
-                          "replicas only; copy it "
-                          "to a folder and name that",
-                          model,
-                          ref->kind == HEFT_REF_GCS ? "in a Google Cloud bucket" : "in an Azure container");
-}
-
 int heft_place_parse(const char *model, struct heft_ref *ref_out, struct heft_error *error)
 {
     int rc = heft_ref_parse(model, ref_out, error);
@@ -213,7 +203,7 @@ int heft_place_find(const char *model, const struct heft_model_options *options,
                                  options ? options->cache : NULL, &place, error);
         break;
     default:
-        rc = needs_network(model, &ref, error);
+        rc = heft_error_set(error, HEFT_ERR_UNSUPPORTED, "%s is no place on this machine", model);
         break;
     }
     if (rc) {

@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * From a URL to a checked manifest. A bucket is listed; a web server, which has no listing, is asked for the
- * index and else for model.safetensors. Then the heads of all files are read at once, 256 KiB of each, and
- * the longer ones once more. Every rule about what is a model is the same as for folders of this machine.
+ * From a URL to a checked manifest. A bucket or container is listed, the hub tells a revision's commit and
+ * its files; a web server, which has no listing, is asked for the index and else for model.safetensors. Then
+ * the heads of all files are read at once, 256 KiB of each, and the longer ones once more. Every rule about
+ * what is a model is the same as for folders of this machine.
  *
  * The revision is made of what the store says of each file (its ETag) and its size: another upload is another
  * revision. All later reads ask for exactly these versions.
@@ -31,8 +32,10 @@ static const char ending[] = ".safetensors";
 
 struct remote {
     struct heft_object_client client;
-    char *base;  /* the folder's or file's URL */
-    char *model; /* without credentials */
+    char *base;                /* the folder's or file's URL */
+    char *model;               /* without credentials; of the hub: org/name */
+    struct heft_s3_page files; /* of the hub, by name */
+    char commit[64];
     char *single;
     struct heft_listing listing;
     struct heft_st_limits limits;
@@ -49,7 +52,24 @@ static int no_memory(struct heft_error *error)
 
 int heft_ref_is_remote(const struct heft_ref *ref)
 {
-    return ref->kind == HEFT_REF_S3 || ref->kind == HEFT_REF_HTTP;
+    return ref->kind == HEFT_REF_S3 || ref->kind == HEFT_REF_GCS || ref->kind == HEFT_REF_AZURE ||
+           ref->kind == HEFT_REF_HTTP || (ref->kind == HEFT_REF_HUB && ref->from_hub);
+}
+
+static const char *scheme_of(const struct heft_ref *ref)
+{
+    switch (ref->kind) {
+    case HEFT_REF_S3:
+        return "s3://";
+    case HEFT_REF_GCS:
+        return "gs://";
+    case HEFT_REF_AZURE:
+        return "az://";
+    case HEFT_REF_HUB:
+        return "hf://";
+    default:
+        return "";
+    }
 }
 
 /* Without the slashes that close the path. */
@@ -58,9 +78,9 @@ static char *trimmed(const struct heft_ref *ref)
     size_t path, from;
     char *url;
 
-    if (asprintf(&url, "%s%s", ref->kind == HEFT_REF_S3 ? "s3://" : "", ref->name) < 0)
+    if (asprintf(&url, "%s%s", scheme_of(ref), ref->name) < 0)
         return NULL;
-    path = from = ref->kind == HEFT_REF_S3 ? strlen(url) : strcspn(url, "?#");
+    path = from = ref->kind == HEFT_REF_HTTP ? strcspn(url, "?#") : strlen(url);
     while (path > 0 && url[path - 1] == '/')
         path--;
     memmove(url + path, url + from, strlen(url + from) + 1);
@@ -69,8 +89,12 @@ static char *trimmed(const struct heft_ref *ref)
 
 char *heft_remote_name(const struct heft_ref *ref)
 {
-    char *url = trimmed(ref), *shown = url ? heft_object_shown(url) : NULL;
+    char *url, *shown;
 
+    if (ref->kind == HEFT_REF_HUB)
+        return strdup(ref->name);
+    url = trimmed(ref);
+    shown = url ? heft_object_shown(url) : NULL;
     free(url);
     return shown;
 }
@@ -139,37 +163,13 @@ static int add_named_shards(struct remote *remote, int nested_only, struct heft_
     return rc;
 }
 
-static int list_bucket(struct remote *remote, int ignore_index, struct heft_error *error)
+/* The index among the files that are there, and the shards in folders that it names. */
+static int use_listed_index(struct remote *remote, int ignore_index, struct heft_error *error)
 {
-    struct heft_s3_page page = {0};
     struct heft_error why = HEFT_ERROR_INIT;
-    char *folder = NULL;
-    const char *key, *name = NULL;
-    size_t index, prefix;
-    int rc;
+    const char *name = NULL;
+    int rc = heft_listing_find_index(&remote->listing, &name, &why);
 
-    key = strchr(remote->base + 5, '/');
-    if (asprintf(&folder, "%s%s", remote->base, key ? "/" : "") < 0)
-        return no_memory(error);
-    prefix = key ? strlen(key + 1) + 1 : 0;
-    rc = heft_object_list(&remote->client, folder, MAX_OBJECTS, &page, error);
-    free(folder);
-    for (index = 0; !rc && index < page.entry_count; index++) {
-        const char *at = page.entries[index].key;
-
-        /* Only the folder's own files; markers of folders and what lies deeper are none. */
-        if (strlen(at) <= prefix || strncmp(at, key ? key + 1 : "", prefix ? prefix - 1 : 0) != 0 ||
-            (prefix && at[prefix - 1] != '/') || strchr(at + prefix, '/'))
-            continue;
-        rc = heft_listing_add(&remote->listing, at + prefix, HEFT_ENTRY_FILE, page.entries[index].size_bytes,
-                              error);
-    }
-    heft_s3_page_free(&page);
-    if (!rc && remote->listing.count == 0)
-        rc = heft_error_set(error, HEFT_ERR_NOT_FOUND, "%s: no objects lie there", remote->model);
-    if (rc)
-        return rc;
-    rc = heft_listing_find_index(&remote->listing, &name, &why);
     if (!rc && name)
         rc = read_index(remote, name, &why);
     if (rc && ignore_index && (rc == HEFT_ERR_AMBIGUOUS || heft_error_is_model(rc))) {
@@ -179,6 +179,60 @@ static int list_bucket(struct remote *remote, int ignore_index, struct heft_erro
     if (rc && error)
         *error = why;
     return rc || !name ? rc : add_named_shards(remote, 1, error);
+}
+
+/* A bucket or a container: only the folder's own files, nothing deeper. */
+static int list_bucket(struct remote *remote, int ignore_index, struct heft_error *error)
+{
+    struct heft_s3_page page = {0};
+    const char *after = strstr(remote->base, "://") + 3;
+    int is_whole = !strchr(after, '/') && !heft_object_is_web(remote->base);
+    char *folder = is_whole ? strdup(remote->base) : heft_object_join(remote->base, "");
+    size_t index;
+    int rc;
+
+    if (!folder)
+        return no_memory(error);
+    rc = heft_object_list(&remote->client, folder, MAX_OBJECTS, &page, error);
+    free(folder);
+    for (index = 0; !rc && index < page.entry_count; index++)
+        rc = heft_listing_add(&remote->listing, page.entries[index].key, HEFT_ENTRY_FILE,
+                              page.entries[index].size_bytes, error);
+    heft_s3_page_free(&page);
+    if (!rc && remote->listing.count == 0)
+        rc = heft_error_set(error, HEFT_ERR_NOT_FOUND, "%s: no objects lie there", remote->model);
+    return rc ? rc : use_listed_index(remote, ignore_index, error);
+}
+
+static int by_key(const void *left, const void *right)
+{
+    return strcmp(((const struct heft_s3_entry *)left)->key, ((const struct heft_s3_entry *)right)->key);
+}
+
+/* The hub: a revision is pinned to its commit first, and everything is asked of that. */
+static int list_hub(struct remote *remote, const struct heft_ref *ref, int ignore_index,
+                    struct heft_error *error)
+{
+    const char *revision = remote->revision ? remote->revision : ref->revision[0] ? ref->revision : "main";
+    struct heft_s3_page *files = &remote->files;
+    size_t index;
+    int rc = heft_object_hub_list(&remote->client, ref->name, revision, remote->commit, files, error);
+
+    if (rc)
+        return rc;
+    remote->revision = remote->commit;
+    free(remote->base);
+    if (asprintf(&remote->base, "hf://%s@%s", ref->name, remote->commit) < 0) {
+        remote->base = NULL;
+        return no_memory(error);
+    }
+    if (files->entry_count > 0)
+        qsort(files->entries, files->entry_count, sizeof(*files->entries), by_key);
+    for (index = 0; !rc && index < files->entry_count; index++)
+        if (!strchr(files->entries[index].key, '/'))
+            rc = heft_listing_add(&remote->listing, files->entries[index].key, HEFT_ENTRY_FILE,
+                                  files->entries[index].size_bytes, error);
+    return rc ? rc : use_listed_index(remote, ignore_index, error);
 }
 
 /* A web server lists nothing: the index is asked for, else the one name that a model without one has. */
@@ -200,7 +254,17 @@ static int choose_files(struct remote *remote, const struct heft_ref *ref, int i
     int rc;
 
     listing->index_ignored = ignore_index;
-    rc = ref->kind == HEFT_REF_S3 ? list_bucket(remote, ignore_index, error) : probe_server(remote, error);
+    switch (heft_object_service_of(remote->base)) {
+    case HEFT_OBJECT_HUB:
+        rc = list_hub(remote, ref, ignore_index, error);
+        break;
+    case HEFT_OBJECT_WEB:
+        rc = probe_server(remote, error);
+        break;
+    default:
+        rc = list_bucket(remote, ignore_index, error);
+        break;
+    }
     if (rc)
         return rc;
     rc = ignore_index
@@ -317,6 +381,21 @@ static int take_header(struct remote *remote, const char *name, uint32_t at, str
     return HEFT_OK;
 }
 
+/* What the hub's listing says that a file is. */
+static void expect_of_hub(const struct remote *remote, const char *name, struct heft_object_fetch *fetch)
+{
+    const struct heft_s3_entry key = {.key = (char *)(uintptr_t)name};
+    const struct heft_s3_entry *found =
+        remote->files.entry_count
+            ? bsearch(&key, remote->files.entries, remote->files.entry_count, sizeof(key), by_key)
+            : NULL;
+
+    if (!found)
+        return;
+    fetch->version = found->etag;
+    fetch->object_bytes = found->size_bytes;
+}
+
 /* Names, URLs and fetches of a batch that begins at file `first`. */
 static int prepare_batch(struct remote *remote, const char *const *names, uint32_t first, uint32_t count,
                          struct heft_object_fetch *fetches, struct heft_error *error)
@@ -337,6 +416,7 @@ static int prepare_batch(struct remote *remote, const char *const *names, uint32
         if (!opened->paths[at])
             return no_memory(error);
         fetches[index] = (struct heft_object_fetch){.url = opened->urls[at], .bytes = PREFIX_BYTES};
+        expect_of_hub(remote, name, &fetches[index]);
     }
     return HEFT_OK;
 }
@@ -441,7 +521,9 @@ static int find_base(struct remote *remote, const struct heft_ref *ref, struct h
     const char *single, *last;
 
     remote->base = trimmed(ref);
-    remote->model = remote->base ? heft_object_shown(remote->base) : NULL;
+    remote->model = heft_remote_name(ref);
+    if (!remote->base)
+        return no_memory(error);
     if (!remote->model)
         return no_memory(error);
     last = strrchr(remote->model, '/');
@@ -450,7 +532,7 @@ static int find_base(struct remote *remote, const struct heft_ref *ref, struct h
             error, HEFT_ERR_PICKLE,
             "%s: a pickle checkpoint, which executes code when loaded; convert it to safetensors",
             remote->model);
-    single = file_of(remote->model);
+    single = ref->kind == HEFT_REF_HUB ? NULL : file_of(remote->model);
     if (single)
         remote->single = strdup(single);
     return single && !remote->single ? no_memory(error) : HEFT_OK;
@@ -482,6 +564,7 @@ int heft_open_remote(const struct heft_ref *ref, const struct heft_model_options
         rc = open_files(&remote, error);
     heft_buf_free(&remote.revision_text);
     heft_listing_free(&remote.listing);
+    heft_s3_page_free(&remote.files);
     heft_object_client_free(&remote.client);
     free(remote.base);
     free(remote.model);

@@ -14,9 +14,9 @@ import object_servers as o  # noqa: E402
 
 # No outside network, and no settings of the machine that runs the test.
 QUICK = {"HEFT_OBJECT_BACKOFF_MS": "10", "NO_PROXY": "127.0.0.1", "AWS_SHARED_CREDENTIALS_FILE": "/nonexistent",
-         "AWS_CONFIG_FILE": "/nonexistent"}
+         "AWS_CONFIG_FILE": "/nonexistent", "AWS_EC2_METADATA_DISABLED": "true", "NO_GCE_CHECK": "true"}
 for name in list(os.environ):
-    if name.startswith("AWS_") or name.lower().endswith("_proxy"):
+    if name.startswith(("AWS_", "AZURE_", "GS_", "GOOGLE_", "HF_")) or name.lower().endswith("_proxy"):
         del os.environ[name]
 
 REQUESTS_OF_FILE = 1  # its head

@@ -199,24 +199,24 @@ int heft_object_client_init(struct heft_object_client *client, struct heft_error
 
 void heft_object_client_free(struct heft_object_client *client)
 {
-    heft_object_store_free(client->store);
-    client->store = NULL;
+    heft_object_stores_free(&client->stores);
 }
 
 static int make_object(struct heft_object_client *client, const char *url, struct heft_object **object_out,
                        struct heft_error *error)
 {
-    int rc = HEFT_OK;
+    int rc = heft_object_stores_use(&client->stores, heft_object_service_of(url), error);
 
-    if (heft_object_scheme(url) == 2 && !client->store)
-        rc = heft_object_store_create(&client->store, error);
-    return rc ? rc : heft_object_make(url, client->store, object_out, error);
+    return rc ? rc : heft_object_make(url, &client->stores, object_out, error);
 }
 
-static void note_version(const struct heft_object_reply *reply, char version_out[HEFT_OBJECT_VERSION_BYTES])
+static void note_version(const struct heft_object *object, const struct heft_object_reply *reply,
+                         char version_out[HEFT_OBJECT_VERSION_BYTES])
 {
     version_out[0] = 0;
-    if (reply->etag[0]) {
+    if (object->service == HEFT_OBJECT_HUB) { /* what its listing told */
+        memmove(version_out, object->version, strlen(object->version) + 1);
+    } else if (reply->etag[0]) {
         memcpy(version_out, reply->etag, strlen(reply->etag) + 1);
     } else if (reply->modified[0]) {
         version_out[0] = '@';
@@ -231,7 +231,7 @@ static void fill_fetch(struct heft_object_fetch *fetch, const struct asking *ask
     fetch->status = asking->status;
     if (fetch->status)
         return;
-    note_version(reply, fetch->found_version);
+    note_version(asking->exchange.object, reply, fetch->found_version);
     if (fetch->whole)
         fetch->object_bytes = fetch->data.size;
     else if (reply->has_total)
@@ -253,6 +253,7 @@ static int prepare(struct heft_object_client *client, struct heft_object_fetch *
         return rc;
     if (fetch->version && strlen(fetch->version) < sizeof(object->version))
         memcpy(object->version, fetch->version, strlen(fetch->version) + 1);
+    object->size_bytes = fetch->object_bytes;
     *object_out = object;
     asking->exchange.object = object;
     asking->exchange.kind = fetch->whole ? HEFT_OBJECT_WHOLE : HEFT_OBJECT_RANGE;
@@ -318,7 +319,7 @@ int heft_object_head(const struct heft_object_limits *limits, struct heft_object
     object->modified_s = reply->modified[0] ? (int64_t)curl_getdate(reply->modified, NULL) : 0;
     if (object->modified_s < 0) /* not a date */
         object->modified_s = 0;
-    note_version(reply, object->version);
+    note_version(object, reply, object->version);
     return HEFT_OK;
 }
 
@@ -348,19 +349,23 @@ static int add_page(struct heft_s3_page *all, struct heft_s3_page *page, size_t 
     return HEFT_OK;
 }
 
-/* The query of one page, its names sorted as the signature wants them. */
-static int make_query(struct heft_buf *query, const char *prefix, const char *token)
+/* Keys become names in the folder; what does not begin with its key was not asked for. */
+static void keep_names(struct heft_s3_page *page, const char *folder)
 {
-    heft_buf_init(query, SIZE_MAX);
-    if (token) {
-        heft_buf_printf(query, "continuation-token=");
-        heft_object_encode(query, token, strlen(token), 0);
-        heft_buf_u8(query, '&');
+    size_t size = strlen(folder), index, kept = 0;
+
+    for (index = 0; index < page->entry_count; index++) {
+        struct heft_s3_entry entry = page->entries[index];
+
+        if (strncmp(entry.key, folder, size) != 0 || strchr(entry.key + size, '/') || !entry.key[size]) {
+            free(entry.key);
+            free(entry.etag);
+            continue;
+        }
+        memmove(entry.key, entry.key + size, strlen(entry.key + size) + 1);
+        page->entries[kept++] = entry;
     }
-    heft_buf_printf(query, "delimiter=%%2F&list-type=2&prefix=");
-    heft_object_encode(query, prefix, strlen(prefix), 0);
-    heft_buf_u8(query, 0);
-    return query->failed;
+    page->entry_count = kept;
 }
 
 static int fetch_page(struct heft_object_client *client, const struct heft_object *object, const char *token,
@@ -368,10 +373,15 @@ static int fetch_page(struct heft_object_client *client, const struct heft_objec
 {
     struct heft_buf query, xml;
     struct asking asking = {.error = error, .into = &xml};
+    int (*parse)(const void *, size_t, struct heft_s3_page *, struct heft_error *) =
+        object->service == HEFT_OBJECT_AZURE    ? heft_azure_page_parse
+        : object->service == HEFT_OBJECT_GOOGLE ? heft_google_page_parse
+                                                : heft_s3_page_parse;
     int rc;
 
     heft_buf_init(&xml, HEFT_S3_PAGE_MAX_BYTES);
-    rc = make_query(&query, object->key, token);
+    rc = object->service == HEFT_OBJECT_AZURE ? heft_object_azure_query(&query, object->key, token)
+                                              : heft_object_s3_query(&query, object->key, token);
     if (rc)
         rc = heft_error_set(error, rc, "out of memory for a listing");
     asking.exchange.object = object;
@@ -382,7 +392,7 @@ static int fetch_page(struct heft_object_client *client, const struct heft_objec
     if (!rc)
         rc = asking.status;
     if (!rc)
-        rc = heft_s3_page_parse(xml.data, xml.size, page_out, error);
+        rc = parse(xml.data, xml.size, page_out, error);
     heft_buf_free(&query);
     heft_buf_free(&xml);
     return rc;
@@ -416,6 +426,7 @@ int heft_object_list(struct heft_object_client *client, const char *url, size_t 
         if (page.truncated && token && strcmp(token, page.next_token) == 0)
             rc = heft_error_set(error, HEFT_ERR_PROTOCOL,
                                 "%s: the listing's next page is the same page again", object->shown);
+        keep_names(&page, object->key);
         if (!rc)
             rc = add_page(&all, &page, limit, error);
         free(token);
@@ -432,4 +443,42 @@ int heft_object_list(struct heft_object_client *client, const char *url, size_t 
     }
     *all_out = all;
     return HEFT_OK;
+}
+
+int heft_object_hub_list(struct heft_object_client *client, const char *name, const char *revision,
+                         char commit_out[64], struct heft_s3_page *all_out, struct heft_error *error)
+{
+    struct heft_error local = HEFT_ERROR_INIT;
+    struct heft_buf json;
+    struct asking asking = {.error = error ? error : &local, .into = &json};
+    struct heft_object *object = NULL;
+    char *url;
+    int rc;
+
+    if (asprintf(&url, "hf://%s@", name) < 0)
+        return heft_error_set(error, HEFT_ERR_NO_MEMORY, "out of memory for a listing");
+    rc = make_object(client, url, &object, asking.error);
+    free(url);
+    heft_buf_init(&json, HEFT_S3_PAGE_MAX_BYTES);
+    if (!rc) {
+        free(object->origin); /* a branch may have slashes, which a URL's commit has not */
+        free(object->shown);
+        object->origin = strdup(revision);
+        rc = asprintf(&object->shown, "hf://%s@%s", name, revision) < 0 ? HEFT_ERR_NO_MEMORY : HEFT_OK;
+        if (rc || !object->origin) {
+            object->shown = rc ? NULL : object->shown;
+            rc = heft_error_set(error, HEFT_ERR_NO_MEMORY, "out of memory for a listing");
+        }
+    }
+    asking.exchange.object = object;
+    asking.exchange.kind = HEFT_OBJECT_LIST;
+    if (!rc)
+        rc = run_all(client, &asking, 1, asking.error);
+    if (!rc)
+        rc = asking.status;
+    if (!rc)
+        rc = heft_hub_files_parse(json.data, json.size, commit_out, all_out, asking.error);
+    heft_buf_free(&json);
+    heft_object_free(object);
+    return rc;
 }

@@ -19,58 +19,64 @@
 #define BUFFER_BYTES (512L << 10) /* of one socket read; stays in the processor's cache */
 #define BAD_BODY_LIMIT_BYTES ((uint64_t)64 << 10)
 #define MAX_REDIRECTS 5L
-#define AUTHORIZATION_BYTES 768u
 
 /* ---- objects ---- */
 
-static int make_s3(struct heft_object *object, struct heft_error *error)
+static int check_password(const struct heft_object *object, struct heft_error *error)
 {
-    const char *bucket = object->url + 5;
-    size_t size = strcspn(bucket, "/");
+    const char *url = object->url;
+    size_t begin = (size_t)(strstr(url, "://") + 3 - url);
 
-    if (size < 1 || size > 63 ||
-        strspn(bucket, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789.-_") < size)
-        return heft_error_set(error, HEFT_ERR_INVALID, "%s: no bucket has such a name", object->shown);
-    object->bucket = strndup(bucket, size);
-    object->key = strdup(bucket[size] ? bucket + size + 1 : "");
-    if (!object->bucket || !object->key)
-        return heft_error_set(error, HEFT_ERR_NO_MEMORY, "out of memory for the object %s", object->shown);
-    if (strlen(object->key) > HEFT_S3_KEY_MAX_BYTES)
-        return heft_error_set(error, HEFT_ERR_INVALID, "the key of %.200s... is longer than 1024 bytes",
-                              object->shown);
-    return HEFT_OK;
+    if (!memchr(url + begin, '@', strcspn(url + begin, "/?#")) || heft_object_is_private(url) ||
+        getenv("HEFT_OBJECT_PLAIN_CREDENTIALS"))
+        return HEFT_OK;
+    return heft_error_set(error, HEFT_ERR_DENIED,
+                          "%s: a password would go over a plain connection; use https, or set "
+                          "HEFT_OBJECT_PLAIN_CREDENTIALS=1 if the network is yours",
+                          object->shown);
 }
 
-int heft_object_make(const char *url, const struct heft_object_store *store, struct heft_object **object_out,
-                     struct heft_error *error)
+static int split(struct heft_object *object, struct heft_error *error)
 {
-    struct heft_object *object;
-    int scheme = heft_object_scheme(url), rc = HEFT_OK;
-    size_t begin;
+    switch (object->service) {
+    case HEFT_OBJECT_S3:
+    case HEFT_OBJECT_GOOGLE:
+        return heft_object_s3_split(object, error);
+    case HEFT_OBJECT_AZURE:
+        return heft_object_azure_split(object, error);
+    case HEFT_OBJECT_HUB:
+        return heft_object_hub_split(object, error);
+    default:
+        return check_password(object, error);
+    }
+}
 
-    if (!scheme)
+int heft_object_make(const char *url, const struct heft_object_stores *stores,
+                     struct heft_object **object_out, struct heft_error *error)
+{
+    enum heft_object_service service = heft_object_service_of(url);
+    struct heft_object *object;
+    int rc = HEFT_OK;
+
+    if (!service)
         return heft_error_set(error, HEFT_ERR_UNSUPPORTED,
-                              "the object's place is no URL of http, https or s3");
+                              "the object's place is no URL of http, https, s3, gs, az or hf");
     object = calloc(1, sizeof(*object));
     if (!object)
         return heft_error_set(error, HEFT_ERR_NO_MEMORY, "out of memory for an object");
+    (void)pthread_mutex_init(&object->lock, NULL);
+    object->service = service;
+    object->store = stores->of[service];
     object->url = strdup(url);
     object->shown = heft_object_shown(url);
+    HEFT_ASSERT(service == HEFT_OBJECT_WEB || object->store);
     if (!object->url || !object->shown)
         rc = heft_error_set(error, HEFT_ERR_NO_MEMORY, "out of memory for an object");
-    if (!rc && scheme == 2) {
-        HEFT_ASSERT(store);
-        object->store = store;
-        rc = make_s3(object, error);
-    } else if (!rc) {
-        begin = (size_t)(strstr(url, "://") + 3 - url);
-        if (memchr(url + begin, '@', strcspn(url + begin, "/?#")) && !heft_object_is_private(url) &&
-            !getenv("HEFT_OBJECT_PLAIN_CREDENTIALS"))
-            rc = heft_error_set(error, HEFT_ERR_DENIED,
-                                "%s: a password would go over a plain connection; use https, or set "
-                                "HEFT_OBJECT_PLAIN_CREDENTIALS=1 if the network is yours",
-                                object->shown);
-    }
+    if (!rc)
+        rc = split(object, error);
+    if (!rc && object->key && strlen(object->key) > HEFT_S3_KEY_MAX_BYTES)
+        rc = heft_error_set(error, HEFT_ERR_INVALID, "the key of %.200s... is longer than 1024 bytes",
+                            object->shown);
     if (rc) {
         heft_object_free(object);
         return rc;
@@ -83,10 +89,14 @@ void heft_object_free(struct heft_object *object)
 {
     if (!object)
         return;
-    free(object->url);
+    heft_object_free_secret(object->url);
     free(object->shown);
     free(object->bucket);
     free(object->key);
+    free(object->origin);
+    heft_object_free_secret(object->sas);
+    heft_object_free_secret(object->moved);
+    (void)pthread_mutex_destroy(&object->lock);
     free(object);
 }
 
@@ -128,10 +138,7 @@ void heft_object_exchange_free(struct heft_object_exchange *exchange)
 
 /* ---- the request ---- */
 
-static int add_header(struct heft_object_exchange *exchange, const char *format, ...)
-    __attribute__((format(printf, 2, 3)));
-
-static int add_header(struct heft_object_exchange *exchange, const char *format, ...)
+int heft_object_add_header(struct heft_object_exchange *exchange, const char *format, ...)
 {
     struct curl_slist *grown;
     va_list args;
@@ -149,101 +156,6 @@ static int add_header(struct heft_object_exchange *exchange, const char *format,
         return HEFT_ERR_NO_MEMORY;
     exchange->headers = grown;
     return HEFT_OK;
-}
-
-/* Where an S3 request goes. */
-struct place {
-    const char *scheme;
-    char host[640];
-    struct heft_buf path; /* encoded, with a NUL */
-};
-
-static void find_place(const struct heft_object_exchange *exchange, struct place *place)
-{
-    const struct heft_object *object = exchange->object;
-    const struct heft_object_store *store = object->store;
-    const char *endpoint = store->endpoint;
-    int path_style = store->path_style;
-
-    if (endpoint[0]) {
-        place->scheme = strncasecmp(endpoint, "https", 5) == 0 ? "https" : "http";
-        endpoint = strstr(endpoint, "://") + 3;
-        (void)snprintf(place->host, sizeof(place->host), "%s%s%s", path_style ? "" : object->bucket,
-                       path_style ? "" : ".", endpoint);
-    } else {
-        place->scheme = "https";
-        /* a dot in the bucket's name would not match the server's certificate */
-        path_style |=
-            strspn(object->bucket, "abcdefghijklmnopqrstuvwxyz0123456789-") < strlen(object->bucket);
-        (void)snprintf(place->host, sizeof(place->host), "%s%ss3.%s.amazonaws.com",
-                       path_style ? "" : object->bucket, path_style ? "" : ".", exchange->signed_region);
-    }
-    heft_buf_init(&place->path, SIZE_MAX);
-    heft_buf_u8(&place->path, '/');
-    if (path_style)
-        heft_object_encode(&place->path, object->bucket, strlen(object->bucket), 0);
-    if (path_style && exchange->kind != HEFT_OBJECT_LIST)
-        heft_buf_u8(&place->path, '/');
-    if (exchange->kind != HEFT_OBJECT_LIST)
-        heft_object_encode(&place->path, object->key, strlen(object->key), 1);
-    heft_buf_u8(&place->path, 0);
-}
-
-static int sign(struct heft_object_exchange *exchange, const struct place *place)
-{
-    const struct heft_object_store *store = exchange->object->store;
-    char authorization[AUTHORIZATION_BYTES], when[24];
-    time_t now = (time_t)(heft_wall_ms() / 1000);
-    struct tm parts;
-    struct heft_sigv4 what = {.method = exchange->kind == HEFT_OBJECT_HEAD ? "HEAD" : "GET",
-                              .host = place->host,
-                              .path = (const char *)place->path.data,
-                              .query = exchange->query ? exchange->query : "",
-                              .region = exchange->signed_region,
-                              .service = "s3",
-                              .access_key = store->access_key,
-                              .secret_key = store->secret_key,
-                              .session_token = store->session_token,
-                              .time = when};
-    int rc;
-
-    if (!store->has_keys)
-        return HEFT_OK;
-    if (!gmtime_r(&now, &parts) || strftime(when, sizeof(when), "%Y%m%dT%H%M%SZ", &parts) == 0)
-        return HEFT_ERR_SYSTEM;
-    rc = heft_sigv4_sign(&what, authorization, sizeof(authorization));
-    if (!rc)
-        rc = add_header(exchange, "Authorization: %s", authorization);
-    if (!rc)
-        rc = add_header(exchange, "x-amz-date: %s", when);
-    if (!rc)
-        rc = add_header(exchange, "x-amz-content-sha256: %s", heft_sigv4_no_payload);
-    if (!rc && store->session_token)
-        rc = add_header(exchange, "x-amz-security-token: %s", store->session_token);
-    return rc;
-}
-
-static int set_s3_url(struct heft_object_exchange *exchange)
-{
-    const struct heft_object *object = exchange->object;
-    struct place place;
-    char *url = NULL;
-    int rc;
-
-    if (!heft_object_region_of(object->bucket, exchange->signed_region))
-        (void)snprintf(exchange->signed_region, sizeof(exchange->signed_region), "%s", object->store->region);
-    find_place(exchange, &place);
-    rc = place.path.failed;
-    if (!rc)
-        rc = sign(exchange, &place);
-    if (!rc && asprintf(&url, "%s://%s%s%s%s", place.scheme, place.host, (const char *)place.path.data,
-                        exchange->query ? "?" : "", exchange->query ? exchange->query : "") < 0)
-        rc = HEFT_ERR_NO_MEMORY;
-    if (!rc && curl_easy_setopt(exchange->easy, CURLOPT_URL, url))
-        rc = HEFT_ERR_NO_MEMORY;
-    free(url);
-    heft_buf_free(&place.path);
-    return rc;
 }
 
 static size_t on_header(char *line, size_t one, size_t size, void *context);
@@ -295,6 +207,22 @@ static void set_transfer(struct heft_object_exchange *exchange, const struct hef
         (void)curl_easy_setopt(easy, CURLOPT_CAINFO, bundle);
 }
 
+static int set_url(struct heft_object_exchange *exchange)
+{
+    switch (exchange->object->service) {
+    case HEFT_OBJECT_S3:
+    case HEFT_OBJECT_GOOGLE:
+        return heft_object_s3_request(exchange);
+    case HEFT_OBJECT_AZURE:
+        return heft_object_azure_request(exchange);
+    case HEFT_OBJECT_HUB:
+        return heft_object_hub_request(exchange);
+    default:
+        return curl_easy_setopt(exchange->easy, CURLOPT_URL, exchange->object->url) ? HEFT_ERR_NO_MEMORY
+                                                                                    : HEFT_OK;
+    }
+}
+
 int heft_object_exchange_begin(struct heft_object_exchange *exchange, const struct heft_object_limits *limits,
                                struct heft_error *error)
 {
@@ -310,20 +238,20 @@ int heft_object_exchange_begin(struct heft_object_exchange *exchange, const stru
     exchange->error = (struct heft_error)HEFT_ERROR_INIT;
     exchange->curl_text[0] = 0;
     set_transfer(exchange, limits);
-    if (object->store)
-        rc = set_s3_url(exchange);
-    else if (curl_easy_setopt(exchange->easy, CURLOPT_URL, object->url))
-        rc = HEFT_ERR_NO_MEMORY;
+    exchange->range[0] = 0;
+    if (exchange->kind == HEFT_OBJECT_RANGE)
+        (void)snprintf(exchange->range, sizeof(exchange->range), "bytes=%" PRIu64 "-%" PRIu64,
+                       exchange->begin, exchange->begin + exchange->length - 1);
+    rc = set_url(exchange);
     if (!rc)
-        rc = add_header(exchange, "Accept-Encoding: identity");
+        rc = heft_object_add_header(exchange, "Accept-Encoding: identity");
     if (!rc)
-        rc = add_header(exchange, "User-Agent: heft");
+        rc = heft_object_add_header(exchange, "User-Agent: heft");
     if (!rc && exchange->kind == HEFT_OBJECT_RANGE)
-        rc = add_header(exchange, "Range: bytes=%" PRIu64 "-%" PRIu64, exchange->begin,
-                        exchange->begin + exchange->length - 1);
+        rc = heft_object_add_header(exchange, "Range: %s", exchange->range);
     /* A weak one never matches: it is compared with the answer's instead. */
-    if (!rc && object->version[0] == '"')
-        rc = add_header(exchange, "If-Match: %s", object->version);
+    if (!rc && object->version[0] == '"' && exchange->kind != HEFT_OBJECT_LIST)
+        rc = heft_object_add_header(exchange, "If-Match: %s", object->version);
     if (!rc && curl_easy_setopt(exchange->easy, CURLOPT_HTTPHEADER, exchange->headers))
         rc = HEFT_ERR_NO_MEMORY;
     if (rc)
@@ -419,11 +347,22 @@ static void read_header(struct heft_object_reply *reply, const char *name, const
         (void)snprintf(reply->encoding, sizeof(reply->encoding), "%s", value);
     else if (strcasecmp(name, "retry-after") == 0)
         read_retry_after(reply, value);
-    else if (strcasecmp(name, "x-amz-request-id") == 0 ||
+    else if (strcasecmp(name, "x-amz-request-id") == 0 || strcasecmp(name, "x-ms-request-id") == 0 ||
+             strcasecmp(name, "x-guploader-uploadid") == 0 ||
              (strcasecmp(name, "x-request-id") == 0 && !reply->request_id[0]))
         keep_text(reply->request_id, sizeof(reply->request_id), value);
     else if (strcasecmp(name, "x-amz-bucket-region") == 0)
         keep_text(reply->region, sizeof(reply->region), value);
+    else if (strcasecmp(name, "x-ms-error-code") == 0 || strcasecmp(name, "x-error-code") == 0)
+        keep_text(reply->fault, sizeof(reply->fault), value);
+    else if (strcasecmp(name, "x-error-message") == 0)
+        keep_text(reply->message, sizeof(reply->message), value);
+    else if (strcasecmp(name, "x-linked-etag") == 0)
+        keep_text(reply->linked_etag, sizeof(reply->linked_etag), value);
+    else if (strcasecmp(name, "x-repo-commit") == 0)
+        keep_text(reply->commit, sizeof(reply->commit), value);
+    else if (strcasecmp(name, "location") == 0)
+        keep_text(reply->location, sizeof(reply->location), value);
     else if (strcasecmp(name, "accept-ranges") == 0)
         reply->ranges_refused = strcasecmp(value, "none") == 0;
 }
@@ -431,7 +370,7 @@ static void read_header(struct heft_object_reply *reply, const char *name, const
 static size_t on_header(char *data, size_t one, size_t size, void *context)
 {
     struct heft_object_exchange *exchange = context;
-    char line[1024], *colon, *value;
+    char line[2560], *colon, *value;
     size_t end = size * one;
 
     (void)one;
@@ -473,7 +412,8 @@ static int check_version(struct heft_object_exchange *exchange)
     const char *was = object->version;
     int same = 1;
 
-    if (was[0])
+    /* the hub's commit is in the URL, and each host of its bytes has ETags of its own */
+    if (was[0] && object->service != HEFT_OBJECT_HUB)
         same = was[0] == '@' ? strcmp(was + 1, reply->modified) == 0
                              : strcmp(without_weak(was), without_weak(reply->etag)) == 0;
     if (same && (!object->size_bytes || !reply->has_total || reply->total == object->size_bytes))
@@ -624,14 +564,24 @@ static const char *advice(const struct heft_object_exchange *exchange, const str
         return "; it is shorter than it was: load it again";
     if (strcmp(fault->code, "RequestTimeTooSkewed") == 0)
         return "; set this machine's clock";
-    if (status >= 300 && status < 400)
+    if (exchange->object->service == HEFT_OBJECT_HUB)
+        return heft_object_hub_advice(exchange);
+    if (exchange->object->service == HEFT_OBJECT_S3 && status >= 300 && status < 400)
         return "; set AWS_REGION to the bucket's region, or AWS_ENDPOINT_URL to its service";
-    if (exchange->object->store && (status == 401 || status == 403))
-        return exchange->object->store->has_keys
-                   ? ""
-                   : "; the request was not signed: set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or "
-                     "AWS_PROFILE";
-    return "";
+    if (!exchange->object->store || exchange->object->store->login || exchange->object->sas ||
+        exchange->object->store->sas)
+        return "";
+    /* Azure answers 404 where an unsigned request may see nothing, and 409 where it is not allowed at all. */
+    if (exchange->object->service == HEFT_OBJECT_AZURE &&
+        (status == 401 || status == 403 || status == 404 || status == 409))
+        return "; the request was not signed: set AZURE_STORAGE_KEY or AZURE_STORAGE_SAS_TOKEN";
+    if (status != 401 && status != 403)
+        return "";
+    return exchange->object->service == HEFT_OBJECT_GOOGLE
+               ? "; the request was not signed: set GOOGLE_APPLICATION_CREDENTIALS, or GS_ACCESS_KEY_ID and "
+                 "GS_SECRET_ACCESS_KEY"
+               : "; the request was not signed: set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or "
+                 "AWS_PROFILE";
 }
 
 static int set_status_error(const struct heft_object_exchange *exchange, const struct heft_s3_fault *fault,
@@ -640,10 +590,26 @@ static int set_status_error(const struct heft_object_exchange *exchange, const s
     const struct heft_object_reply *reply = &exchange->reply;
     const char *id = reply->request_id[0] ? reply->request_id : fault->request_id;
 
+    const char *code = fault->code[0] ? fault->code : reply->fault;
+    const char *message = fault->message[0] ? fault->message : reply->message;
+
     return heft_error_set(error, code_of_status(reply->status), "%s: the server answered %ld%s%s%s%s%s%s%s%s",
-                          exchange->object->shown, reply->status, fault->code[0] ? " " : "", fault->code,
-                          fault->message[0] ? " (" : "", fault->message, fault->message[0] ? ")" : "",
+                          exchange->object->shown, reply->status, code[0] ? " " : "", code,
+                          message[0] ? " (" : "", message, message[0] ? ")" : "",
                           id[0] ? ", request id " : "", id, advice(exchange, fault));
+}
+
+/* Credentials that were good: new ones are on their way. */
+static int says_expired(const struct heft_object_exchange *exchange, const struct heft_s3_fault *fault)
+{
+    static const char *const codes[] = {"ExpiredToken", "TokenRefreshRequired", "InvalidToken",
+                                        "RequestExpired", "InvalidAuthenticationInfo"};
+    size_t index;
+
+    for (index = 0; index < sizeof(codes) / sizeof(codes[0]); index++)
+        if (strcmp(fault->code, codes[index]) == 0 || strcmp(exchange->reply.fault, codes[index]) == 0)
+            return 1;
+    return exchange->reply.status == 401;
 }
 
 static enum heft_object_verdict judge_status(struct heft_object_exchange *exchange, int *moved_out,
@@ -657,7 +623,8 @@ static enum heft_object_verdict judge_status(struct heft_object_exchange *exchan
 
     (void)heft_s3_fault_parse(exchange->body, exchange->body_kept, &fault);
     code = set_status_error(exchange, &fault, error);
-    if (object->store && (status == 301 || status == 307 || status == 400 || status == 403)) {
+    if (object->service == HEFT_OBJECT_S3 &&
+        (status == 301 || status == 307 || status == 400 || status == 403)) {
         const char *region = reply->region[0] ? reply->region : fault.region;
 
         /* The answer says where the bucket is; the next request goes there, signed for it. */
@@ -666,6 +633,19 @@ static enum heft_object_verdict judge_status(struct heft_object_exchange *exchan
             return HEFT_OBJECT_RETRY;
         }
     }
+    if (object->service == HEFT_OBJECT_HUB && status >= 300 && status < 400 && status != 304) {
+        *moved_out = heft_object_hub_moved(exchange, error);
+        return *moved_out ? HEFT_OBJECT_RETRY : HEFT_OBJECT_BAD;
+    }
+    /* A place that was given for a while, and is over. */
+    if (object->service == HEFT_OBJECT_HUB && status >= 400 && status < 429 && status != 408 &&
+        status != 416 && heft_object_hub_forget(exchange)) {
+        *moved_out = 1;
+        return HEFT_OBJECT_RETRY;
+    }
+    if (object->store && object->store->login && says_expired(exchange, &fault) &&
+        heft_object_login_refused(object->store->login, exchange->secrets_number))
+        return HEFT_OBJECT_RETRY;
     if (code != HEFT_ERR_UNAVAILABLE || status == 501 || status == 505)
         return HEFT_OBJECT_BAD;
     return status == 429 || status == 503 ? HEFT_OBJECT_BUSY : HEFT_OBJECT_RETRY;

@@ -62,8 +62,9 @@ struct heft_transport {
     struct heft_transport_host host;
     struct heft_object_limits limits;
     pthread_mutex_t lock;
-    pthread_cond_t quiet; /* a task ended, or a job went idle */
-    struct heft_object_store *store;
+    pthread_cond_t quiet;        /* a task ended, or a job went idle */
+    pthread_mutex_t stores_lock; /* held while identity services are asked; guards the next */
+    struct heft_object_stores stores;
     struct heft_object_task *queue, **queue_last, *free_tasks;
     struct heft_object_flight *free_flights;
     uint32_t active;    /* flights */

@@ -40,9 +40,10 @@ static void free_transport(struct heft_transport *transport)
         heft_object_parts_free(&task->parts);
         free(task);
     }
-    heft_object_store_free(transport->store);
+    heft_object_stores_free(&transport->stores);
     free(transport->lanes);
     (void)pthread_cond_destroy(&transport->quiet);
+    (void)pthread_mutex_destroy(&transport->stores_lock);
     (void)pthread_mutex_destroy(&transport->lock);
     free(transport);
 }
@@ -59,6 +60,7 @@ static int object_open(const struct heft_transport_host *host, struct heft_trans
     transport->host = *host;
     transport->queue_last = &transport->queue;
     (void)pthread_mutex_init(&transport->lock, NULL);
+    (void)pthread_mutex_init(&transport->stores_lock, NULL);
     (void)pthread_cond_init(&transport->quiet, NULL);
     rc = heft_object_limits_read(&transport->limits, error);
     if (rc)
@@ -114,25 +116,19 @@ static void object_close(struct heft_transport *transport)
 
 /* ---- regions and routes ---- */
 
-static int use_store(struct heft_transport *transport, struct heft_error *error)
-{
-    int rc = HEFT_OK;
-
-    (void)pthread_mutex_lock(&transport->lock);
-    if (!transport->store)
-        rc = heft_object_store_create(&transport->store, error);
-    (void)pthread_mutex_unlock(&transport->lock);
-    return rc;
-}
-
 static int make_object(struct heft_transport *transport, const char *url, struct heft_object **object_out,
                        struct heft_error *error)
 {
     int rc = heft_object_curl_init(error);
 
-    if (!rc && heft_object_scheme(url) == 2)
-        rc = use_store(transport, error);
-    return rc ? rc : heft_object_make(url, transport->store, object_out, error);
+    if (rc)
+        return rc;
+    (void)pthread_mutex_lock(&transport->stores_lock);
+    rc = heft_object_stores_use(&transport->stores, heft_object_service_of(url), error);
+    if (!rc)
+        rc = heft_object_make(url, &transport->stores, object_out, error);
+    (void)pthread_mutex_unlock(&transport->stores_lock);
+    return rc;
 }
 
 static int object_query(struct heft_transport *transport, struct heft_query *query, struct heft_error *error)

@@ -29,11 +29,40 @@ void heft_object_encode(struct heft_buf *buf, const char *text, size_t size, int
     }
 }
 
-int heft_object_scheme(const char *url)
+static int digit(char byte)
 {
-    if (strncasecmp(url, "http://", 7) == 0 || strncasecmp(url, "https://", 8) == 0)
-        return 1;
-    return strncasecmp(url, "s3://", 5) == 0 ? 2 : 0;
+    if (byte >= '0' && byte <= '9')
+        return byte - '0';
+    byte |= 0x20;
+    return byte >= 'a' && byte <= 'f' ? byte - 'a' + 10 : -1;
+}
+
+char *heft_object_decode(const char *text, size_t size)
+{
+    char *plain = malloc(size + 1);
+    size_t at, fill = 0;
+
+    if (!plain)
+        return NULL;
+    for (at = 0; at < size; at++) {
+        int high = text[at] == '%' && at + 2 < size ? digit(text[at + 1]) : -1;
+        int low = high >= 0 ? digit(text[at + 2]) : -1;
+
+        plain[fill++] = low >= 0 ? (char)(high << 4 | low) : text[at];
+        if (low >= 0)
+            at += 2;
+        if (plain[fill - 1] == 0) {
+            free(plain);
+            return NULL;
+        }
+    }
+    plain[fill] = 0;
+    return plain;
+}
+
+int heft_object_is_web(const char *url)
+{
+    return strncasecmp(url, "http://", 7) == 0 || strncasecmp(url, "https://", 8) == 0;
 }
 
 /* Where the authority of an http URL begins, its user info ends, and itself ends. */
@@ -54,7 +83,7 @@ char *heft_object_shown(const char *url)
     size_t begin, host, end, rest;
     char *shown;
 
-    if (heft_object_scheme(url) != 1)
+    if (!heft_object_is_web(url))
         return strdup(url);
     authority(url, &begin, &host, &end);
     rest = strcspn(url + host, "?#");
@@ -69,7 +98,7 @@ char *heft_object_shown(const char *url)
 
 char *heft_object_join(const char *url, const char *name)
 {
-    int http = heft_object_scheme(url) == 1;
+    int http = heft_object_is_web(url);
     size_t path = http ? strcspn(url, "?#") : strlen(url), query = http ? strcspn(url + path, "#") : 0;
     struct heft_buf buf;
 
@@ -111,4 +140,14 @@ int heft_object_is_private(const char *url)
         return at == end || url[at] == ':'; /* 127.evil.example is somebody else's */
     }
     return 0;
+}
+
+int heft_object_same_host(const char *one, const char *two)
+{
+    size_t begin, host, end, begin_two, host_two, end_two;
+
+    authority(one, &begin, &host, &end);
+    authority(two, &begin_two, &host_two, &end_two);
+    return begin == begin_two && strncasecmp(one, two, begin) == 0 && end - host == end_two - host_two &&
+           strncasecmp(one + host, two + host_two, end - host) == 0;
 }

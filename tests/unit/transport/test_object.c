@@ -128,12 +128,41 @@ static void clear_environment(void)
                                         "AWS_SHARED_CREDENTIALS_FILE",
                                         "HEFT_OBJECT_PLAIN_CREDENTIALS",
                                         "HEFT_OBJECT_RETRIES",
-                                        "HEFT_OBJECT_CONNECTIONS"};
+                                        "HEFT_OBJECT_CONNECTIONS",
+                                        "AWS_ROLE_ARN",
+                                        "AWS_WEB_IDENTITY_TOKEN_FILE",
+                                        "AWS_CONTAINER_CREDENTIALS_FULL_URI",
+                                        "AZURE_STORAGE_ACCOUNT",
+                                        "AZURE_STORAGE_KEY",
+                                        "AZURE_STORAGE_CONNECTION_STRING",
+                                        "GS_ACCESS_KEY_ID",
+                                        "HF_ENDPOINT",
+                                        "HF_TOKEN"};
     size_t index;
 
     for (index = 0; index < sizeof(names) / sizeof(names[0]); index++)
         (void)unsetenv(names[index]);
     (void)setenv("HOME", "/nonexistent", 1);
+    (void)setenv("AWS_EC2_METADATA_DISABLED", "true", 1); /* no network in unit tests */
+}
+
+static int make_store(enum heft_object_service service, struct heft_object_stores *stores,
+                      struct heft_object_secrets *secrets, struct heft_error *error)
+{
+    int rc;
+
+    *stores = (struct heft_object_stores){0};
+    *secrets = (struct heft_object_secrets){0};
+    rc = heft_object_stores_use(stores, service, error);
+    if (!rc && stores->of[service]->login)
+        assert_int_equal(heft_object_login_get(stores->of[service]->login, secrets), 0);
+    return rc;
+}
+
+static void free_store(struct heft_object_stores *stores, struct heft_object_secrets *secrets)
+{
+    heft_object_secrets_free(secrets);
+    heft_object_stores_free(stores);
 }
 
 static void write_file(const char *path, const char *text)
@@ -147,21 +176,26 @@ static void write_file(const char *path, const char *text)
 
 static void without_anything_requests_go_unsigned_to_us_east_1(void **state)
 {
-    struct heft_object_store *store;
+    struct heft_object_stores stores;
+    struct heft_object_secrets secrets;
+    const struct heft_object_store *store;
 
     (void)state;
     clear_environment();
-    assert_int_equal(heft_object_store_create(&store, NULL), 0);
-    assert_false(store->has_keys);
+    assert_int_equal(make_store(HEFT_OBJECT_S3, &stores, &secrets, NULL), 0);
+    store = stores.of[HEFT_OBJECT_S3];
+    assert_null(store->login);
     assert_string_equal(store->region, "us-east-1");
     assert_false(store->path_style);
-    heft_object_store_free(store);
+    free_store(&stores, &secrets);
 }
 
 static void the_environment_goes_before_the_profile(void **state)
 {
     char credentials[] = "/tmp/heft-test-credentials-XXXXXX";
-    struct heft_object_store *store;
+    struct heft_object_stores stores;
+    struct heft_object_secrets secrets;
+    const struct heft_object_store *store;
     int fd = mkstemp(credentials);
 
     (void)state;
@@ -172,35 +206,38 @@ static void the_environment_goes_before_the_profile(void **state)
                             "aws_session_token = T2==\n");
     clear_environment();
     (void)setenv("AWS_SHARED_CREDENTIALS_FILE", credentials, 1);
-    assert_int_equal(heft_object_store_create(&store, NULL), 0);
-    assert_string_equal(store->access_key, "AK1");
-    assert_string_equal(store->secret_key, "S1");
-    assert_null(store->session_token);
-    heft_object_store_free(store);
+    assert_int_equal(make_store(HEFT_OBJECT_S3, &stores, &secrets, NULL), 0);
+    assert_string_equal(secrets.access_key, "AK1");
+    assert_string_equal(secrets.secret_key, "S1");
+    assert_null(secrets.token);
+    free_store(&stores, &secrets);
     (void)setenv("AWS_PROFILE", "work", 1);
-    assert_int_equal(heft_object_store_create(&store, NULL), 0);
-    assert_string_equal(store->secret_key, "S2");
-    assert_string_equal(store->session_token, "T2==");
-    heft_object_store_free(store);
+    assert_int_equal(make_store(HEFT_OBJECT_S3, &stores, &secrets, NULL), 0);
+    assert_string_equal(secrets.secret_key, "S2");
+    assert_string_equal(secrets.token, "T2==");
+    free_store(&stores, &secrets);
     (void)setenv("AWS_ACCESS_KEY_ID", "AK3", 1);
     (void)setenv("AWS_SECRET_ACCESS_KEY", "S3", 1);
     (void)setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9/", 1);
     (void)setenv("AWS_DEFAULT_REGION", "eu-x", 1);
-    assert_int_equal(heft_object_store_create(&store, NULL), 0);
-    assert_string_equal(store->access_key, "AK3");
+    assert_int_equal(make_store(HEFT_OBJECT_S3, &stores, &secrets, NULL), 0);
+    store = stores.of[HEFT_OBJECT_S3];
+    assert_string_equal(secrets.access_key, "AK3");
     assert_string_equal(store->endpoint, "http://127.0.0.1:9");
     assert_string_equal(store->region, "eu-x");
     assert_true(store->path_style);
-    heft_object_store_free(store);
+    free_store(&stores, &secrets);
     assert_int_equal(remove(credentials), 0);
 }
 
 static void refused_store(int code, const char *word)
 {
-    struct heft_object_store *store;
+    struct heft_object_stores stores;
+    struct heft_object_secrets secrets;
     struct heft_error error = HEFT_ERROR_INIT;
 
-    assert_int_equal(heft_object_store_create(&store, &error), code);
+    assert_int_equal(make_store(HEFT_OBJECT_S3, &stores, &secrets, &error), code);
+    assert_null(stores.of[HEFT_OBJECT_S3]);
     assert_non_null(strstr(error.text, word));
     assert_null(strstr(error.text, "hidden"));
 }
@@ -256,6 +293,213 @@ static void a_learned_region_must_be_a_region(void **state)
     assert_false(heft_object_region_set("unit-bucket", ""));
     assert_true(heft_object_region_of("unit-bucket", region));
     assert_string_equal(region, "eu-west-1");
+}
+
+/* ---- other stores ---- */
+
+static void azure_settings_are_read_whole_or_refused(void **state)
+{
+    struct heft_object_stores stores;
+    struct heft_object_secrets secrets;
+    struct heft_error error = HEFT_ERROR_INIT;
+
+    (void)state;
+    clear_environment();
+    (void)setenv("AZURE_STORAGE_CONNECTION_STRING",
+                 "DefaultEndpointsProtocol=http;AccountName=acct1;AccountKey=aGlkZGVuaGlkZGVuaGlkZGVu;"
+                 "BlobEndpoint=http://127.0.0.1:10000/acct1/;",
+                 1);
+    assert_int_equal(make_store(HEFT_OBJECT_AZURE, &stores, &secrets, NULL), 0);
+    assert_string_equal(stores.of[HEFT_OBJECT_AZURE]->account, "acct1");
+    assert_string_equal(stores.of[HEFT_OBJECT_AZURE]->endpoint, "http://127.0.0.1:10000/acct1");
+    assert_string_equal(secrets.secret_key, "aGlkZGVuaGlkZGVuaGlkZGVu");
+    free_store(&stores, &secrets);
+    clear_environment();
+    (void)setenv("AZURE_STORAGE_ACCOUNT", "acct2", 1);
+    (void)setenv("AZURE_STORAGE_KEY", "no-base64!", 1);
+    assert_int_equal(make_store(HEFT_OBJECT_AZURE, &stores, &secrets, &error), HEFT_ERR_INVALID);
+    assert_non_null(strstr(error.text, "AZURE_STORAGE_KEY"));
+    assert_null(strstr(error.text, "no-base64"));
+    (void)setenv("AZURE_STORAGE_ACCOUNT", "Acct/2", 1);
+    assert_int_equal(make_store(HEFT_OBJECT_AZURE, &stores, &secrets, &error), HEFT_ERR_INVALID);
+    (void)unsetenv("AZURE_STORAGE_ACCOUNT");
+    (void)setenv("AZURE_STORAGE_KEY", "aGlkZGVuaGlkZGVuaGlkZGVu", 1);
+    assert_int_equal(make_store(HEFT_OBJECT_AZURE, &stores, &secrets, &error), HEFT_ERR_INVALID);
+    assert_non_null(strstr(error.text, "AZURE_STORAGE_ACCOUNT"));
+    clear_environment();
+}
+
+static void a_hub_token_goes_over_no_plain_connection(void **state)
+{
+    struct heft_object_stores stores;
+    struct heft_object_secrets secrets;
+    struct heft_error error = HEFT_ERROR_INIT;
+
+    (void)state;
+    clear_environment();
+    (void)setenv("HF_TOKEN", "hidden", 1);
+    assert_int_equal(make_store(HEFT_OBJECT_HUB, &stores, &secrets, NULL), 0);
+    assert_string_equal(stores.of[HEFT_OBJECT_HUB]->endpoint, "https://huggingface.co");
+    assert_string_equal(secrets.token, "hidden");
+    free_store(&stores, &secrets);
+    (void)setenv("HF_ENDPOINT", "http://mirror.example/hf", 1);
+    assert_int_equal(make_store(HEFT_OBJECT_HUB, &stores, &secrets, &error), HEFT_ERR_DENIED);
+    assert_null(strstr(error.text, "hidden"));
+    (void)setenv("HF_ENDPOINT", "http://127.0.0.1:9/hf", 1);
+    assert_int_equal(make_store(HEFT_OBJECT_HUB, &stores, &secrets, NULL), 0);
+    free_store(&stores, &secrets);
+    clear_environment();
+}
+
+static void urls_are_taken_apart_by_service(void **state)
+{
+    static const struct {
+        const char *url, *bucket, *key, *origin, *shown;
+    } good[] = {
+        {"gs://b/a/b c", "b", "a/b c", NULL, "gs://b/a/b c"},
+        {"https://acct.blob.core.windows.net/box/a%20b/c?sv=1&sig=hidden", "box", "a b/c",
+         "https://acct.blob.core.windows.net", "https://acct.blob.core.windows.net/box/a%20b/c"},
+        {"hf://org/name@0123/x/y", "org/name", "x/y", "0123", "hf://org/name@0123/x/y"},
+    };
+    static const char *const bad[] = {
+        "gs:///x",       "s3://b*d/x", "https://acct.blob.core.windows.net/B_d/x",
+        "hf://org/name", "az://box/x", "ftp://x/y"};
+    struct heft_object_stores stores = {0};
+    struct heft_object *object;
+    size_t index;
+
+    (void)state;
+    clear_environment();
+    (void)setenv("HEFT_OBJECT_ANONYMOUS", "1", 1);
+    for (index = HEFT_OBJECT_S3; index < HEFT_OBJECT_SERVICES; index++)
+        assert_int_equal(heft_object_stores_use(&stores, index, NULL), 0);
+    for (index = 0; index < sizeof(good) / sizeof(good[0]); index++) {
+        assert_int_equal(heft_object_make(good[index].url, &stores, &object, NULL), 0);
+        assert_string_equal(object->bucket, good[index].bucket);
+        assert_string_equal(object->key, good[index].key);
+        assert_string_equal(object->shown, good[index].shown);
+        if (good[index].origin)
+            assert_string_equal(object->origin, good[index].origin);
+        heft_object_free(object);
+    }
+    for (index = 0; index < sizeof(bad) / sizeof(bad[0]); index++)
+        assert_int_not_equal(heft_object_make(bad[index], &stores, &object, NULL), 0);
+    heft_object_stores_free(&stores);
+    (void)unsetenv("HEFT_OBJECT_ANONYMOUS");
+}
+
+static void texts_of_stores_are_read_exactly(void **state)
+{
+    uint8_t bytes[8];
+    char *text = heft_object_base64("\xfb\xff\xfe\x01", 4, 0);
+
+    (void)state;
+    assert_string_equal(text, "+//+AQ==");
+    assert_int_equal(heft_object_from_base64(text, bytes, sizeof(bytes)), 4);
+    assert_memory_equal(bytes, "\xfb\xff\xfe\x01", 4);
+    assert_int_equal(heft_object_from_base64(text, bytes, 3), -1);
+    free(text);
+    text = heft_object_base64("\xfb\xff\xfe\x01", 4, 1);
+    assert_string_equal(text, "-__-AQ");
+    free(text);
+    assert_int_equal(heft_object_from_base64("abc", bytes, sizeof(bytes)), -1);
+    assert_int_equal(heft_object_from_base64("", bytes, sizeof(bytes)), -1);
+    assert_true(heft_object_time_ms("2026-11-30T12:00:00Z") == 1796040000000);
+    assert_true(heft_object_time_ms("2026-11-30T12:00:00.5Z") == 1796040000000);
+    assert_true(heft_object_time_ms("yesterday") == 0);
+    text = heft_object_decode("a%20b%2Fc%zz%4", 14);
+    assert_string_equal(text, "a b/c%zz%4");
+    free(text);
+    assert_null(heft_object_decode("a%00b", 5));
+    assert_true(heft_object_same_host("https://h/a", "https://u:p@H/b?c"));
+    assert_false(heft_object_same_host("https://h/a", "http://h/a"));
+    assert_false(heft_object_same_host("https://h/a", "https://h:8/a"));
+    assert_false(heft_object_same_host("https://h/a", "https://h.evil/a"));
+}
+
+static void an_azure_page_is_read(void **state)
+{
+    static const char xml[] =
+        "<?xml version=\"1.0\"?><EnumerationResults ServiceEndpoint=\"x\" "
+        "ContainerName=\"c\"><Prefix>m/</Prefix>"
+        "<Blobs><Blob><Name>m/a&amp;b</Name><Properties><Etag>0x8D</Etag><Content-Length>7</Content-Length>"
+        "</Properties></Blob><BlobPrefix><Name>m/deep/</Name></BlobPrefix></Blobs>%s</EnumerationResults>";
+    char text[1024];
+    struct heft_s3_page page;
+
+    (void)state;
+    (void)snprintf(text, sizeof(text), xml, "<NextMarker/>");
+    assert_int_equal(heft_azure_page_parse(text, strlen(text), &page, NULL), 0);
+    assert_int_equal(page.entry_count, 1);
+    assert_string_equal(page.entries[0].key, "m/a&b");
+    assert_true(page.entries[0].size_bytes == 7);
+    assert_false(page.truncated);
+    heft_s3_page_free(&page);
+    (void)snprintf(text, sizeof(text), xml, "<NextMarker>next</NextMarker>");
+    assert_int_equal(heft_azure_page_parse(text, strlen(text), &page, NULL), 0);
+    assert_string_equal(page.next_token, "next");
+    heft_s3_page_free(&page);
+    assert_int_equal(heft_s3_page_parse(text, strlen(text), &page, NULL), HEFT_ERR_PROTOCOL);
+    assert_int_equal(heft_azure_page_parse(text, strlen(text) - 3, &page, NULL), HEFT_ERR_PROTOCOL);
+    assert_int_equal(heft_azure_page_parse("<ListBucketResult/>", 19, &page, NULL), HEFT_ERR_PROTOCOL);
+}
+
+static void the_hubs_files_are_read(void **state)
+{
+    static const char commit[] = "0123456789abcdef0123456789abcdef01234567";
+    static const char *const wrong[] = {"",
+                                        "[]",
+                                        "{\"sha\":\"main\",\"siblings\":[]}",
+                                        "{\"sha\":\"%s\",\"siblings\":[{}]}",
+                                        "{\"sha\":\"%s\"}",
+                                        "{\"sha\":\"%s\",\"siblings\":[{\"rfilename\":\"a\",\"size\":-1}]}"};
+    char text[1024], found[64];
+    struct heft_s3_page page;
+    size_t index;
+
+    (void)state;
+    (void)snprintf(text, sizeof(text),
+                   "{\"sha\":\"%s\",\"siblings\":[{\"rfilename\":\"b.json\",\"size\":3,\"blobId\":\"%s\"},"
+                   "{\"rfilename\":\"m.safetensors\",\"lfs\":{\"size\":9,\"sha256\":\"%.40s%.24s\"}},"
+                   "{\"rfilename\":\"plain\"}]}",
+                   commit, commit, commit, commit);
+    assert_int_equal(heft_hub_files_parse(text, strlen(text), found, &page, NULL), 0);
+    assert_string_equal(found, commit);
+    assert_int_equal(page.entry_count, 3);
+    assert_true(page.entries[0].size_bytes == 3 && page.entries[1].size_bytes == 9);
+    assert_int_equal(strlen(page.entries[1].etag), 64);
+    assert_string_equal(page.entries[2].etag, "");
+    heft_s3_page_free(&page);
+    for (index = 0; index < sizeof(wrong) / sizeof(wrong[0]); index++) {
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Wformat-nonliteral"
+        (void)snprintf(text, sizeof(text), wrong[index], commit);
+#pragma GCC diagnostic pop
+        assert_int_equal(heft_hub_files_parse(text, strlen(text), found, &page, NULL), HEFT_ERR_PROTOCOL);
+    }
+}
+
+static void a_role_is_read_whole_or_refused(void **state)
+{
+    static const char xml[] =
+        "<AssumeRoleWithWebIdentityResponse><AssumeRoleWithWebIdentityResult><Credentials>"
+        "<AccessKeyId>AK</AccessKeyId><SecretAccessKey>SK</SecretAccessKey>"
+        "<SessionToken>ST</SessionToken><Expiration>2026-11-30T12:00:00Z</Expiration>"
+        "</Credentials></AssumeRoleWithWebIdentityResult></AssumeRoleWithWebIdentityResponse>";
+    static const char fault[] = "<ErrorResponse><Error><Type>Sender</Type><Code>ExpiredTokenException</Code>"
+                                "<Message>too old</Message></Error><RequestId>r</RequestId></ErrorResponse>";
+    struct heft_sts_answer answer;
+    struct heft_s3_fault found;
+
+    (void)state;
+    assert_int_equal(heft_sts_parse(xml, sizeof(xml) - 1, &answer, NULL), 0);
+    assert_string_equal(answer.access_key, "AK");
+    assert_string_equal(answer.session_token, "ST");
+    assert_string_equal(answer.expiration, "2026-11-30T12:00:00Z");
+    assert_int_equal(heft_sts_parse(xml, sizeof(xml) - 5, &answer, NULL), HEFT_ERR_PROTOCOL);
+    assert_int_equal(heft_sts_parse(fault, sizeof(fault) - 1, &answer, NULL), HEFT_ERR_PROTOCOL);
+    assert_true(heft_s3_fault_parse(fault, sizeof(fault) - 1, &found));
+    assert_string_equal(found.code, "ExpiredTokenException");
 }
 
 /* ---- pauses ---- */
@@ -532,6 +776,13 @@ int main(void)
         cmocka_unit_test(half_a_key_a_lost_profile_and_a_plain_token_are_refused),
         cmocka_unit_test(limits_that_are_no_numbers_are_refused),
         cmocka_unit_test(a_learned_region_must_be_a_region),
+        cmocka_unit_test(azure_settings_are_read_whole_or_refused),
+        cmocka_unit_test(a_hub_token_goes_over_no_plain_connection),
+        cmocka_unit_test(urls_are_taken_apart_by_service),
+        cmocka_unit_test(texts_of_stores_are_read_exactly),
+        cmocka_unit_test(an_azure_page_is_read),
+        cmocka_unit_test(the_hubs_files_are_read),
+        cmocka_unit_test(a_role_is_read_whole_or_refused),
         cmocka_unit_test(pauses_double_jitter_and_obey_retry_after),
         cmocka_unit_test(a_page_is_read),
         cmocka_unit_test(what_is_no_page_is_refused),

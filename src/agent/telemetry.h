@@ -63,9 +63,10 @@ struct heft_telemetry_list {
 };
 
 /*
- * All agents of the folder, or (NULL) of this host that this user may read: its own folders, and those of all
- * users for root. Removes what processes left behind that are gone for longer than HEFT_TELEMETRY_KEEP_MS,
- * where it is this user's. A folder that does not exist holds none, unless it was named: NOT_FOUND.
+ * All agents of the folder (NULL: $HEFT_TELEMETRY), or of this host (none is named, or "off") that this user
+ * may read: its own folders, and those of all users for root. Removes what processes left behind that are
+ * gone for longer than HEFT_TELEMETRY_KEEP_MS, where it is this user's. A folder that does not exist holds
+ * none, unless it was named: NOT_FOUND.
  */
 int heft_telemetry_read(const char *folder, struct heft_telemetry_list *list_out, struct heft_error *error);
 void heft_telemetry_list_free(struct heft_telemetry_list *list);

@@ -304,6 +304,11 @@ int heft_telemetry_read(const char *folder, struct heft_telemetry_list *list_out
     char path[HEFT_TELEMETRY_PATH_BYTES];
     int rc = 0;
 
+    if (!folder)
+        folder = secure_getenv("HEFT_TELEMETRY");
+    if (folder &&
+        (!folder[0] || strcmp(folder, "off") == 0)) /* for those who count, not for those who look */
+        folder = NULL;
     if (folder)
         rc = read_folder(folder, 1, &list, error);
     else if (geteuid() == 0)

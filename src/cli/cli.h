@@ -23,7 +23,11 @@ enum {
     CLI_PROBE = 128,
     CLI_REPLICAS = 256,
     CLI_LS = 512,
-    CLI_LOAD_ONLY = 1024
+    CLI_LOAD_ONLY = 1024,
+    CLI_TELEMETRY = 2048, /* those whose agents count, and those who look */
+    CLI_STATS = 4096,
+    CLI_TOP = 8192,
+    CLI_BENCH = 16384
 };
 
 /* Exit codes (heft(1)). */
@@ -109,6 +113,9 @@ int cli_ls(struct cli *cli);
 int cli_replicas(struct cli *cli);
 int cli_health(struct cli *cli);
 int cli_probe(struct cli *cli);
+int cli_top(struct cli *cli);
+int cli_stats(struct cli *cli);
+int cli_bench(struct cli *cli);
 int cli_completion(struct cli *cli);
 
 #endif

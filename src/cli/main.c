@@ -183,6 +183,8 @@ static int run_command(const struct cli_command *command, int argc, char **argv)
         code = EXIT_DONE;
     } else {
         set_log(&cli);
+        if (heft_config_text(&cli.config, "telemetry")) /* agents are opened in many places */
+            (void)setenv("HEFT_TELEMETRY", heft_config_text(&cli.config, "telemetry"), 1);
         code = command->run(&cli);
     }
     errno = 0;

@@ -79,6 +79,15 @@ const struct heft_config_entry cli_options[] = {
     {"measure", HEFT_CONFIG_FLAG, 0, 0, 0, 0, 0,
      "also measure memory, disk and network, and remember the limits", CLI_PROBE},
     {"path", HEFT_CONFIG_TEXT, ".", 0, 0, 0, "DIR", "whose disk is probed", CLI_PROBE},
+    {"telemetry", HEFT_CONFIG_TEXT, 0, 0, 0, 0, "DIR",
+     "folder of the statistics of agents (default: one of this user in memory); 'off': make none",
+     CLI_TELEMETRY},
+    {"once", HEFT_CONFIG_FLAG, 0, 0, 0, 0, 0, "one table, as plain text, and end", CLI_TOP},
+    {"interval", HEFT_CONFIG_DURATION, "1s", 50, 3600000, 0, "TIME",
+     "between two pictures; rates are of this time", CLI_TOP},
+    {"prometheus", HEFT_CONFIG_FLAG, 0, 0, 0, 0, 0, "print Prometheus text", CLI_STATS},
+    {"serve", HEFT_CONFIG_TEXT, 0, 0, 0, 0, "HOST:PORT",
+     "serve all agents of this host at /metrics until stopped", CLI_STATS},
     {"all", HEFT_CONFIG_FLAG, 0, 0, 0, 0, 0, "list expired leases too", CLI_REPLICAS},
     {"timeout", HEFT_CONFIG_DURATION, "5s", 1, 3600000, 0, "TIME", "limit of one call to the directory",
      CLI_DIRECTORY},
@@ -95,11 +104,11 @@ const struct cli_command cli_commands[] = {
      "  heft load ./model                                      from this machine's files\n"
      "  heft load org/name --directory 127.0.0.1:8001 --stay   from replicas and files, then serve it too\n"
      "  heft load ./model --ranks 4 --rank 1 --split column    only what rank 1 of 4 keeps\n",
-     LOADING | CLI_SERVE | CLI_LOAD_ONLY, 1, 1, cli_load},
+     LOADING | CLI_SERVE | CLI_LOAD_ONLY | CLI_TELEMETRY, 1, 1, cli_load},
     {"serve", "MODEL", "load a model, publish it, serve it until stopped",
      "The same as load --stay. SIGTERM or Ctrl-C ends it and withdraws the replica.\n\n"
      "  heft serve ./model --directory 127.0.0.1:8001 --name replica-1\n",
-     LOADING | CLI_SERVE, 1, 1, cli_serve},
+     LOADING | CLI_SERVE | CLI_TELEMETRY, 1, 1, cli_serve},
     {"inspect", "MODEL", "tensors, dtypes, sizes, shards; every defect with its place",
      "Reads headers only.\n\n  heft inspect ./model --tensors\n  heft inspect ./model/model.safetensors "
      "--json\n",
@@ -124,6 +133,24 @@ const struct cli_command cli_commands[] = {
      "they reached.\n\n"
      "  heft probe --measure --path /models\n",
      CLI_COMMON | CLI_PROBE, 0, 0, cli_probe},
+    {"top", "", "the agents of this host as they work: rates, latency, errors; q quits",
+     "Looks at the statistics that agents keep in memory, of this user's processes (root: of all). The "
+     "busiest "
+     "stand\n"
+     "first; 'ended' marks what a process left behind that crashed or left without closing its agent. A "
+     "narrow "
+     "terminal\nshows fewer columns.\n\n"
+     "  heft top\n  heft top --once --interval 5s\n",
+     CLI_COMMON | CLI_TOP | CLI_TELEMETRY, 0, 0, cli_top},
+    {"stats", "[PID|AGENT]", "what the agents of this host counted, also those that crashed",
+     "Of each agent: peers, regions, and for each transport transfers, bytes, errors by code and times. What "
+     "a "
+     "process\nthat is gone left behind is kept for ten minutes.\n\n"
+     "  heft stats                        all agents of this user (root: of all users)\n"
+     "  heft stats 4711 --json            those of one process\n"
+     "  heft stats --serve 127.0.0.1:9402 one place to scrape for Prometheus, however many processes there "
+     "are\n",
+     CLI_COMMON | CLI_STATS | CLI_TELEMETRY, 0, 1, cli_stats},
     {"completion", "bash", "print the shell completion", "  source <(heft completion bash)\n", CLI_COMMON, 1,
      1, cli_completion},
 };

@@ -150,7 +150,8 @@ static int open_server(struct daemon_state *state, struct heft_error *error)
 
     if (result)
         return heft_error_prefix(error, result, "--listen");
-    sources = (struct heft_http_sources){state->service, state->server};
+    sources = (struct heft_http_sources){state->service, state->server,
+                                         (int)heft_config_number(&state->config, "host-agents")};
     if (strcmp(http, "off") != 0 && (result = heft_http_start(http, &sources, &state->http, error)) != 0)
         return heft_error_prefix(error, result, "--http");
     if ((result = heft_directory_service_register(state->service, state->server, error)) != 0)

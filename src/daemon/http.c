@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "daemon/http.h"
+#include "agent/telemetry.h"
 #include "base/error.h"
 #include "base/log.h"
 #include "control/grpc_base.h"
@@ -15,6 +16,7 @@
 #define HTTP_CONNECTION_BYTES ((size_t)8192) /* a request's line and headers must fit */
 #define HTTP_IDLE_S 10u
 #define HTTP_MAX_BODY_BYTES ((size_t)4 << 20)
+#define HTTP_MAX_METRICS_BYTES ((size_t)64 << 20) /* of some thousands of agents */
 
 struct heft_http {
     struct heft_http_sources sources;
@@ -59,6 +61,19 @@ static void ready_text(const struct heft_http_sources *sources, struct heft_buf 
         heft_buf_printf(body, "ready\n");
 }
 
+/* What agents of this host counted is read from memory: none of them is asked, and none can delay it. */
+static void metrics_text(const struct heft_http_sources *sources, struct heft_buf *body)
+{
+    struct heft_telemetry_list list;
+
+    body->limit = HTTP_MAX_METRICS_BYTES;
+    heft_http_metrics(sources, body);
+    if (!sources->host_agents || heft_telemetry_read(NULL, &list, NULL))
+        return;
+    heft_telemetry_prometheus(&list, body);
+    heft_telemetry_list_free(&list);
+}
+
 static enum MHD_Result answer(void *context, struct MHD_Connection *connection, const char *url,
                               const char *method, const char *version, const char *upload,
                               size_t *upload_bytes, void **state)
@@ -84,7 +99,7 @@ static enum MHD_Result answer(void *context, struct MHD_Connection *connection, 
     } else if (strcmp(url, "/readyz") == 0) {
         ready_text(&http->sources, &body);
     } else if (strcmp(url, "/metrics") == 0) {
-        heft_http_metrics(&http->sources, &body);
+        metrics_text(&http->sources, &body);
         return send_body(connection, MHD_HTTP_OK, "text/plain; version=0.0.4; charset=utf-8", &body);
     } else if (strcmp(url, "/") == 0) {
         heft_http_page(&http->sources, &body);

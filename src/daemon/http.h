@@ -14,6 +14,7 @@ struct heft_http;
 struct heft_http_sources {
     struct heft_directory_service *service;
     struct heft_grpc_server *server;
+    int host_agents; /* /metrics has the agents of this host, too */
 };
 
 /* The errors are those of heft_listen_check. `sources` is copied; what it names must outlive the HTTP side.

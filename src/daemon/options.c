@@ -15,6 +15,8 @@ static const struct heft_config_entry entries[] = {
      "address of the gRPC services; port 0: the system picks", GROUP},
     {"http", HEFT_CONFIG_TEXT, "127.0.0.1:9401", 0, 0, NULL, "ADDR",
      "address of metrics, health and the page of replicas; 'off': none", GROUP},
+    {"host-agents", HEFT_CONFIG_FLAG, NULL, 0, 0, NULL, NULL,
+     "/metrics tells the agents of this host too, of this user's processes (root: of all)", GROUP},
     {"store", HEFT_CONFIG_TEXT, NULL, 0, 0, NULL, "STORE",
      "where records outlive a restart: sqlite:PATH or memory: (default a file in $XDG_STATE_HOME/heft, "
      "/var/lib/heft for root, or ~/.local/state/heft)",

@@ -80,10 +80,16 @@ struct heft_agent_options {
                                    keeps them from being           there is logged, and the agent works without */
     uint32_t device_processors; /* of a GPU, for the kernel that copies lists of small pieces: at most so
                                    many of its processors are taken from whoever computes; 0: 32 */
+    /*
+     * TLS 1.3 on every TCP connection of this agent, made or accepted: PEM files of the authorities that sign
+     * peers, of this agent's certificate (with its chain) and of its key; all three or none. A peer without
+     * TLS is refused, and refuses. New connections see files that were replaced. Unix sockets stay plain.
+     */
+    const char *tls_ca, *tls_cert, *tls_key;
 };
-#define HEFT_AGENT_OPTIONS_INIT                                                                   \
-    {                                                                                             \
-        sizeof(struct heft_agent_options), 0, {{0}}, {{0}}, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0 \
+#define HEFT_AGENT_OPTIONS_INIT                                                                            \
+    {                                                                                                      \
+        sizeof(struct heft_agent_options), 0, {{0}}, {{0}}, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0 \
     }
 
 int heft_agent_open(const struct heft_agent_options *options, struct heft_agent **agent_out,

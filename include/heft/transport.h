@@ -28,6 +28,7 @@ extern "C" {
 #define HEFT_TRANSPORT_MAX 16 /* transports in one agent */
 
 struct heft_transport; /* one opened transport: its own state behind it */
+struct heft_tls;       /* src/transport/tls.h */
 struct heft_endpoint;  /* one transport's view of one peer, or of this agent itself */
 struct heft_worker_pool;
 
@@ -106,6 +107,21 @@ struct heft_transport_host {
     /* For statistics: requests sent again, connections made again. `index` is the one above. */
     void (*count_retries)(void *agent, uint32_t index, uint64_t count);
     uint32_t device_processors; /* of a GPU that a kernel of the transport may take; 0: its own choice */
+    uint32_t flags;             /* enum heft_transport_host_flags */
+    /* The TLS session of a descriptor that dial or accept gave, once; NULL: it is plain. Transports without
+     * HEFT_TRANSPORT_TLS are given plain ones only. */
+    struct heft_tls *(*take_tls)(void *agent, int fd);
+};
+
+enum heft_transport_host_flags {
+    HEFT_HOST_TLS = 1,  /* what leaves this host must be encrypted */
+    HEFT_HOST_NAMED = 2 /* the agent's list of transports names this one */
+};
+
+enum heft_transport_flags {
+    HEFT_TRANSPORT_TLS = 1,    /* asks take_tls for each of its descriptors */
+    HEFT_TRANSPORT_REACHES = 2 /* once dialed, its client moves bytes without this process: regions are given
+                                  back when the client has let go of them */
 };
 
 struct heft_route_query {
@@ -162,6 +178,7 @@ struct heft_transport_ops {
     int (*move)(struct heft_endpoint *endpoint, struct heft_transport_op *op, struct heft_error *error);
     /* No post uses what was kept any more. Must not wait. */
     void (*forget)(struct heft_transport *transport, void *kept);
+    uint32_t flags; /* enum heft_transport_flags */
 };
 
 /* In-tree transports; the agent fills what one leaves NULL with stubs that refuse. */

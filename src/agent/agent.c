@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+#include "agent/secure.h"
 #include "agent/agent_internal.h"
 #include "agent/inbox.h"
 #include "agent/peer.h"
@@ -355,9 +356,12 @@ int heft_agent_open(const struct heft_agent_options *given, struct heft_agent **
     rc = take_options(agent, &options, error);
     if (rc)
         goto fail_agent;
-    rc = start_threads(agent, options.workers, error);
+    rc = heft_secure_open(agent, &options, error);
     if (rc)
         goto fail_agent;
+    rc = start_threads(agent, options.workers, error);
+    if (rc)
+        goto fail_secure;
     rc = heft_agent_open_transports(agent, options.transports, error);
     if (rc)
         goto fail_threads;
@@ -387,6 +391,8 @@ fail_transports:
     heft_agent_close_transports(agent);
 fail_threads:
     stop_threads(agent);
+fail_secure:
+    heft_secure_close(agent);
 fail_agent:
     heft_agent_unref(agent);
     return rc;
@@ -466,6 +472,7 @@ int heft_agent_close(struct heft_agent *agent, struct heft_error *error)
     heft_table_free(&agent->sessions);
     heft_documents_clear(agent);
     heft_telemetry_unlink(&agent->telemetry);
+    heft_secure_close(agent);
     heft_agent_unref(agent);
     return 0;
 }

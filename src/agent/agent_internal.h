@@ -45,6 +45,7 @@ struct heft_peer_event;
 struct heft_tether;
 struct heft_listener;
 struct heft_document;
+struct heft_secure;
 
 /* ---- transports ---- */
 
@@ -78,8 +79,9 @@ struct heft_agent {
     uint32_t heartbeat_ms, peer_timeout_ms, max_peers, max_pending, handshake_timeout_ms;
     uint64_t max_host_bytes;
     uint32_t device_processors;
-    uint32_t flags; /* enum heft_agent_flags */
-    uint32_t refs;  /* atomic: the handle and every transfer */
+    uint32_t flags;             /* enum heft_agent_flags */
+    uint32_t refs;              /* atomic: the handle and every transfer */
+    struct heft_secure *secure; /* NULL: no TLS */
 
     struct heft_worker_pool *pool;
     struct heft_worker_pool *control_pool; /* two workers */

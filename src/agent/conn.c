@@ -3,6 +3,7 @@
 
 #include "base/clock.h"
 #include "base/error.h"
+#include "base/log.h"
 
 #include <errno.h>
 #include <stdio.h>
@@ -72,6 +73,12 @@ void heft_conn_fds_free(struct heft_conn_fds *batch)
     free(batch);
 }
 
+void heft_conn_secure(struct heft_conn *conn, struct heft_tls *tls, int done)
+{
+    conn->tls = tls;
+    conn->tls_done = done;
+}
+
 /* Leaves the agent's list and frees what it holds, except the descriptor. */
 static void unlink_conn(struct heft_conn *conn)
 {
@@ -96,6 +103,8 @@ static void unlink_conn(struct heft_conn *conn)
     conn->batch_count = 0;
     free(conn->payload);
     conn->payload = NULL;
+    heft_tls_free(conn->tls);
+    conn->tls = NULL;
 }
 
 /* Unread bytes would turn the close into a reset, and that may overtake what was said last. */
@@ -169,6 +178,16 @@ static void set_events(struct heft_conn *conn, uint32_t events)
     (void)heft_watch_modify(&conn->watch, events);
 }
 
+static void fail_errno(struct heft_conn *conn)
+{
+    char reason[64];
+    const char *problem = conn->tls ? heft_tls_problem(conn->tls) : "";
+
+    if (!*problem)
+        problem = strerror_r(errno, reason, sizeof(reason));
+    heft_conn_fail(conn, HEFT_ERR_PEER_LOST, problem);
+}
+
 /* Bytes written, or -1 with errno. Descriptors go with the frame's first byte. */
 static ssize_t write_out(struct heft_conn *conn, struct heft_conn_out *out)
 {
@@ -176,6 +195,8 @@ static ssize_t write_out(struct heft_conn *conn, struct heft_conn_out *out)
     struct iovec iov = {.iov_base = out->bytes + out->written, .iov_len = out->size - out->written};
     struct msghdr message = {.msg_iov = &iov, .msg_iovlen = 1};
 
+    if (conn->tls)
+        return heft_tls_writev(conn->tls, &iov, 1);
     if (out->fd_count && out->written == 0) {
         struct cmsghdr *head = (struct cmsghdr *)(void *)control;
 
@@ -188,6 +209,11 @@ static ssize_t write_out(struct heft_conn *conn, struct heft_conn_out *out)
         memcpy(CMSG_DATA(head), out->fds, sizeof(int) * out->fd_count);
     }
     return sendmsg(conn->watch.fd, &message, MSG_NOSIGNAL | MSG_DONTWAIT);
+}
+
+void heft_conn_wake(struct heft_conn *conn)
+{
+    set_events(conn, EPOLLIN | EPOLLOUT);
 }
 
 static void flush(struct heft_conn *conn)
@@ -204,10 +230,8 @@ static void flush(struct heft_conn *conn)
             return;
         }
         if (wrote < 0) {
-            char reason[64];
-
             conn->heard_end = 1;
-            heft_conn_fail(conn, HEFT_ERR_PEER_LOST, strerror_r(errno, reason, sizeof(reason)));
+            fail_errno(conn);
             return;
         }
         out->written += (size_t)wrote;
@@ -359,6 +383,9 @@ static ssize_t read_some(struct heft_conn *conn, void *data, size_t size)
     struct msghdr message = {.msg_iov = &iov, .msg_iovlen = 1};
     ssize_t got;
 
+    /* after the last word nothing is understood any more */
+    if (conn->tls && conn->state != HEFT_CONN_LINGER)
+        return heft_tls_readv(conn->tls, &iov, 1);
     if (!conn->takes_fds)
         return recv(conn->watch.fd, data, size, MSG_DONTWAIT);
     message.msg_control = control;
@@ -402,10 +429,8 @@ static int fill(struct heft_conn *conn, uint8_t *data, size_t *have, size_t want
         conn->heard_end = 1;
         heft_conn_fail(conn, HEFT_ERR_PEER_LOST, "the other side closed the connection");
     } else if (errno != EAGAIN && errno != EWOULDBLOCK) {
-        char reason[64];
-
         conn->heard_end = 1;
-        heft_conn_fail(conn, HEFT_ERR_PEER_LOST, strerror_r(errno, reason, sizeof(reason)));
+        fail_errno(conn);
     }
     return 0;
 }
@@ -417,7 +442,14 @@ static void header_done(struct heft_conn *conn)
 
     if (rc == 0 && conn->frame.payload_bytes > conn->payload_cap)
         rc = HEFT_ERR_TOO_LARGE;
-    if (rc == HEFT_ERR_PROTOCOL) {
+    if (rc == HEFT_ERR_PROTOCOL && heft_tls_is_hello(conn->header, sizeof(conn->header))) {
+        static const char said[] =
+            "the client speaks TLS and this agent does not: give this agent tls_ca, tls_cert "
+            "and tls_key, or take them from the client";
+
+        heft_log(HEFT_LOG_WARN, "agent %s: refused a connection: %s", conn->agent->name, said);
+        heft_conn_last_word(conn, HEFT_FRAME_REFUSE, HEFT_ERR_DENIED, said);
+    } else if (rc == HEFT_ERR_PROTOCOL) {
         heft_conn_last_word(conn, HEFT_FRAME_REFUSE, rc, "these bytes are not a heft frame");
     } else if (rc == HEFT_ERR_INCOMPATIBLE) {
         (void)snprintf(text, sizeof(text), "a frame of protocol version %u; this side speaks %u to %u",
@@ -510,11 +542,59 @@ static void discard(struct heft_conn *conn)
     }
 }
 
+/* A client without TLS is told what it lacks in its own words. */
+static int refuse_plain(struct heft_conn *conn)
+{
+    static const char said[] = "this agent speaks TLS only: give the client tls_ca, tls_cert and tls_key too";
+    char first[4];
+    ssize_t got = recv(conn->watch.fd, first, sizeof(first), MSG_PEEK | MSG_DONTWAIT);
+
+    if (got <= 0 || memcmp(first, "HEFT", (size_t)got) != 0)
+        return 0;
+    heft_tls_free(conn->tls);
+    conn->tls = NULL;
+    HEFT_COUNT(conn->agent, handshakes_refused, 1);
+    heft_log(HEFT_LOG_WARN, "agent %s: refused a connection without TLS", conn->agent->name);
+    heft_conn_last_word(conn, HEFT_FRAME_REFUSE, HEFT_ERR_DENIED, said);
+    return 1;
+}
+
+/* The server's part of the TLS handshake. 1: done, frames may come. */
+static int shake(struct heft_conn *conn)
+{
+    struct heft_error error = HEFT_ERROR_INIT;
+    int rc;
+
+    if (refuse_plain(conn))
+        return 0;
+    rc = heft_tls_handshake(conn->tls, &error);
+    if (rc == HEFT_TLS_READ || rc == HEFT_TLS_WRITE) {
+        set_events(conn, EPOLLIN | (rc == HEFT_TLS_WRITE ? (uint32_t)EPOLLOUT : 0));
+        return 0;
+    }
+    if (rc == HEFT_TLS_DONE) {
+        conn->tls_done = 1;
+        set_events(conn, EPOLLIN);
+        return 1;
+    }
+    HEFT_COUNT(conn->agent, handshakes_refused, 1);
+    heft_log(HEFT_LOG_WARN, "agent %s: refused a connection: %s", conn->agent->name, error.text);
+    /* the alert that tells the client why must not be overtaken by a reset */
+    conn->state = HEFT_CONN_LINGER;
+    conn->deadline_ns = heft_deadline_after_ms(HEFT_CONN_LINGER_MS);
+    (void)shutdown(conn->watch.fd, SHUT_WR);
+    return 0;
+}
+
 static void conn_ready(struct heft_watch *watch, uint32_t events)
 {
     struct heft_conn *conn = HEFT_CONTAINER_OF(watch, struct heft_conn, watch);
 
     heft_conn_enter(conn);
+    if (conn->tls && !conn->tls_done && conn->state != HEFT_CONN_LINGER && !shake(conn)) {
+        heft_conn_leave(conn);
+        return;
+    }
     if ((events & EPOLLOUT) && !conn->dead) {
         flush(conn);
         if (!conn->dead && !conn->out_first) {
@@ -524,12 +604,15 @@ static void conn_ready(struct heft_watch *watch, uint32_t events)
                 conn->ops->drained(conn);
         }
     }
-    if (!conn->dead && (events & ~(uint32_t)EPOLLOUT)) {
+    if (!conn->dead && ((events & ~(uint32_t)EPOLLOUT) || heft_tls_pending(conn->tls))) {
         if (conn->state != HEFT_CONN_LINGER)
             read_frames(conn);
         if (!conn->dead && conn->state == HEFT_CONN_LINGER)
             discard(conn);
     }
+    /* what lies decrypted in the session raises no event of its own */
+    if (!conn->dead && conn->state != HEFT_CONN_LINGER && heft_tls_pending(conn->tls))
+        heft_conn_wake(conn);
     heft_conn_leave(conn);
 }
 
@@ -567,8 +650,12 @@ static void tick_live(struct heft_conn *conn, uint64_t now_ns)
         heft_conn_fail(conn, HEFT_ERR_STALLED, text);
         return;
     }
-    if (conn->out_first)
+    if (conn->out_first) {
         flush(conn);
+        /* what waits for room must hear of it here too: no event comes for an empty queue */
+        if (!conn->dead && !conn->out_first && conn->ops->drained)
+            conn->ops->drained(conn);
+    }
     if (!conn->dead && silent_ns >= (uint64_t)agent->heartbeat_ms * HEFT_NS_PER_MS &&
         now_ns - conn->last_ping_ns >= (uint64_t)agent->heartbeat_ms * HEFT_NS_PER_MS) {
         conn->last_ping_ns = now_ns;

@@ -7,6 +7,7 @@
 #ifndef HEFT_AGENT_CONN_H
 #define HEFT_AGENT_CONN_H
 
+#include "transport/tls.h"
 #include "transport/worker.h"
 #include "wire/frame.h"
 #include "wire/message.h"
@@ -48,6 +49,8 @@ struct heft_conn {
     uint32_t events; /* watched now */
     enum heft_conn_state state;
     int is_unix;
+    struct heft_tls *tls; /* owned; NULL: plain */
+    int tls_done;         /* its handshake */
     int takes_fds;        /* a client of a unix socket: descriptors of regions may come */
     uint32_t payload_cap; /* below the type's cap while the other side is a stranger */
     uint64_t deadline_ns;
@@ -68,6 +71,7 @@ struct heft_conn {
 
     int heard_end; /* the other side ended it: nothing of it uses this side's memory any more */
     int keeps_fd;  /* `closed` takes over watch.fd */
+    int reaches;   /* a data stream of a transport that reaches into memory has joined it */
     int inside;    /* depth of enter: death is told at its end */
     int dead;
     int dead_code;
@@ -77,6 +81,11 @@ struct heft_conn {
 /* Takes over fd (non-blocking). On failure fd stays the caller's and nothing is told. */
 int heft_conn_start(struct heft_conn *conn, struct heft_agent *agent, const struct heft_conn_ops *ops, int fd,
                     int is_unix, enum heft_conn_state state, struct heft_error *error);
+/* From now on the connection speaks TLS; takes the session over. `done`: its handshake is over; else it is
+ * this side's to answer, and a client that speaks plainly is told so. On the control worker. */
+void heft_conn_secure(struct heft_conn *conn, struct heft_tls *tls, int done);
+/* Calls its handlers soon although the descriptor may have nothing. On the control worker. */
+void heft_conn_wake(struct heft_conn *conn);
 /* Queues a frame and writes what the socket takes. A failure ends the connection. Descriptors are taken over.
  */
 void heft_conn_send(struct heft_conn *conn, uint16_t type, uint64_t id, const struct heft_buf *payload);

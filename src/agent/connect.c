@@ -55,7 +55,8 @@ static int send_all(const struct heft_connect_request *request, int fd, const vo
     const uint8_t *at = data;
 
     while (size) {
-        ssize_t sent = send(fd, at, size, MSG_NOSIGNAL | MSG_DONTWAIT);
+        struct iovec iov = {(void *)(uintptr_t)at, size};
+        ssize_t sent = heft_tls_or_fd_writev(request->tls, fd, &iov, 1);
         int rc;
 
         if (sent >= 0) {
@@ -77,7 +78,8 @@ static int receive_all(const struct heft_connect_request *request, int fd, void 
     uint8_t *at = data;
 
     while (size) {
-        ssize_t got = recv(fd, at, size, MSG_DONTWAIT);
+        struct iovec iov = {at, size};
+        ssize_t got = heft_tls_or_fd_readv(request->tls, fd, &iov, 1);
         int rc;
 
         if (got > 0) {
@@ -109,6 +111,24 @@ static int send_frame(const struct heft_connect_request *request, int fd, uint16
     }
     heft_buf_free(payload);
     return rc;
+}
+
+/* A server that does not like this side's certificate says so only after TLS was up here: its alert waits to
+ * be read, also when what broke was a send. */
+static int closed_early(const struct heft_connect_request *request, const char *where,
+                        struct heft_error *error)
+{
+    if (request->tls) {
+        char byte;
+        struct iovec iov = {&byte, 1};
+
+        if (!*heft_tls_problem(request->tls))
+            (void)heft_tls_readv(request->tls, &iov, 1);
+        if (*heft_tls_problem(request->tls))
+            return heft_error_set(error, HEFT_ERR_DENIED, "%s: %s", where, heft_tls_problem(request->tls));
+    }
+    return heft_error_set(error, HEFT_ERR_UNAVAILABLE, "%s closed the connection during the handshake",
+                          where);
 }
 
 /* The next frame of the handshake; a refusal, or anything but `type`, becomes the error. */
@@ -146,8 +166,7 @@ broken:
         return heft_error_set(error, rc, "connecting to %s was given up", where);
     if (rc == HEFT_ERR_DEADLINE)
         return heft_error_set(error, rc, "%s did not answer the handshake in time", where);
-    return heft_error_set(error, HEFT_ERR_UNAVAILABLE, "%s closed the connection during the handshake",
-                          where);
+    return closed_early(request, where, error);
 }
 
 /* ---- the handshake ---- */
@@ -218,9 +237,10 @@ static int shake_hands(const struct heft_connect_request *request, int fd, const
     uint64_t sent_ns;
     int rc = say_hello(request, fd, &result->handshake);
 
+    if (rc == HEFT_ERR_PEER_LOST)
+        return closed_early(request, where, error);
     if (rc)
-        return heft_error_set(error, rc == HEFT_ERR_PEER_LOST ? HEFT_ERR_UNAVAILABLE : rc,
-                              "%s closed the connection", where);
+        return heft_error_set(error, rc, "%s closed the connection", where);
     rc = receive_frame(request, fd, HEFT_FRAME_CHALLENGE, where, &frame, payload, error);
     if (rc)
         return rc;
@@ -235,7 +255,7 @@ static int shake_hands(const struct heft_connect_request *request, int fd, const
     sent_ns = heft_now_ns();
     rc = send_frame(request, fd, HEFT_FRAME_AUTH, &buf);
     if (rc)
-        return heft_error_set(error, HEFT_ERR_UNAVAILABLE, "%s closed the connection", where);
+        return closed_early(request, where, error);
     rc = receive_frame(request, fd, HEFT_FRAME_READY, where, &frame, payload, error);
     if (rc)
         return rc;
@@ -286,7 +306,28 @@ static int connect_socket(const struct heft_connect_request *request,
     return 0;
 }
 
-static int try_address(const struct heft_connect_request *request, const struct heft_address *address,
+/* TLS on a connection that was just made, when this agent speaks it. */
+static int secure(struct heft_connect_request *request, int fd, const char *where, struct heft_error *error)
+{
+    int rc = heft_tls_start(request->agent->secure->context, fd, 0, &request->tls, error);
+
+    while (!rc) {
+        rc = heft_tls_handshake(request->tls, error);
+        if (rc == HEFT_TLS_DONE)
+            return 0;
+        if (rc < 0)
+            return heft_error_prefix(error, rc, "%s", where);
+        rc = wait_ready(request, fd, rc == HEFT_TLS_READ ? POLLIN : POLLOUT);
+        if (rc)
+            return heft_error_set(error, rc,
+                                  rc == HEFT_ERR_CANCELED ? "connecting to %s was given up"
+                                                          : "%s did not answer the TLS handshake in time",
+                                  where);
+    }
+    return rc;
+}
+
+static int try_address(struct heft_connect_request *request, const struct heft_address *address,
                        struct heft_connect_result *result, struct heft_error *error)
 {
     struct heft_socket_address resolved[HEFT_ADDRESS_RESOLVED_MAX];
@@ -306,11 +347,17 @@ static int try_address(const struct heft_connect_request *request, const struct 
     if (rc)
         return rc;
     result->is_unix = address->is_unix;
-    rc = shake_hands(request, fd, where, result, error);
+    request->tls = NULL;
+    if (!address->is_unix && request->agent->secure)
+        rc = secure(request, fd, where, error);
+    if (!rc)
+        rc = shake_hands(request, fd, where, result, error);
     if (rc) {
+        heft_tls_free(request->tls);
         (void)close(fd);
         return rc;
     }
+    result->tls = request->tls;
     if (address->is_unix) {
         struct ucred credentials = {0};
         socklen_t length = sizeof(credentials);

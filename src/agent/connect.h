@@ -6,6 +6,7 @@
 #include "agent/agent_internal.h"
 #include "agent/handshake.h"
 #include "agent/peer.h"
+#include "agent/secure.h"
 
 struct heft_connect_request {
     struct heft_agent *agent;
@@ -18,12 +19,14 @@ struct heft_connect_request {
     const char *transport;             /* DATA; else "" */
     int tcp_first;                     /* addresses of unix sockets come last */
     uint64_t until_ns;
+    struct heft_tls *tls; /* heft_connect's own */
     const uint32_t
         *cancel; /* atomic: ends it within HEFT_CANCEL_LOOK_MS once it is not 0; NULL: nobody does */
 };
 
 struct heft_connect_result {
-    int fd; /* non-blocking */
+    int fd;               /* non-blocking */
+    struct heft_tls *tls; /* of fd; NULL: plain */
     int is_unix;
     int pid; /* of the other process; 0: not known */
     int same_host;

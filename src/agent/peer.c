@@ -230,6 +230,7 @@ static const struct heft_conn_ops peer_ops = {peer_frame, peer_closed, peer_drai
 struct start_call {
     struct heft_peer *peer;
     int fd, is_unix, rc;
+    struct heft_tls *tls;
     struct heft_error *error;
 };
 
@@ -241,8 +242,15 @@ static void start_on_control(void *context)
     call->rc = heft_conn_start(&peer->conn, peer->agent, &peer_ops, call->fd, call->is_unix, HEFT_CONN_LIVE,
                                call->error);
     peer->conn_live = call->rc == 0;
+    if (call->rc)
+        return;
+    if (call->tls)
+        heft_conn_secure(&peer->conn, call->tls, 1);
+    /* the session may hold bytes that came with the end of the handshake */
+    if (heft_tls_pending(call->tls))
+        heft_conn_wake(&peer->conn);
     peer->conn.takes_fds = call->is_unix;
-    peer->conn.keeps_fd = call->is_unix;
+    peer->conn.keeps_fd = 1;
 }
 
 static void end_on_control(void *context)
@@ -407,10 +415,12 @@ static int connect_peer(struct heft_agent *agent, const struct heft_peer_options
     start.peer = peer;
     start.fd = result.fd;
     start.is_unix = result.is_unix;
+    start.tls = result.tls;
     heft_agent_run_on(agent->control, start_on_control, &start);
     rc = start.rc;
     if (rc)
         goto fail_peer;
+    result.tls = NULL; /* the connection's now */
     list_peer(peer);
     rc = await_regions(peer, request.until_ns, cancel, error);
     if (rc) {
@@ -424,6 +434,7 @@ static int connect_peer(struct heft_agent *agent, const struct heft_peer_options
 fail_peer:
     heft_peer_unref(peer);
 fail_fd:
+    heft_tls_free(result.tls);
     (void)close(result.fd);
     return rc;
 }
@@ -473,6 +484,15 @@ int heft_host_dial(void *slot_pointer, uint32_t timeout_ms, int *fd_out, struct 
     rc = heft_connect(&request, &result, error);
     if (rc)
         return rc;
+    if (result.tls)
+        rc = heft_secure_check_transport(peer->agent, slot->index, error);
+    if (!rc)
+        rc = heft_secure_keep(peer->agent, result.fd, result.tls, error);
+    if (rc) {
+        heft_tls_free(result.tls);
+        (void)close(result.fd);
+        return rc;
+    }
     *fd_out = result.fd;
     return 0;
 }

@@ -6,6 +6,7 @@
 #include "agent/agent_internal.h"
 #include "agent/handshake.h"
 #include "agent/inbox.h"
+#include "agent/secure.h"
 #include "agent/tether.h"
 
 #include "base/clock.h"
@@ -92,6 +93,19 @@ static void pending_remove(struct heft_session *session)
     agent->pending_count--;
 }
 
+static void secure_session(struct heft_session *session)
+{
+    struct heft_error error = HEFT_ERROR_INIT;
+    struct heft_tls *tls;
+
+    if (heft_tls_start(session->agent->secure->context, session->conn.watch.fd, 1, &tls, &error)) {
+        heft_log(HEFT_LOG_WARN, "agent %s: refused a connection: %s", session->agent->name, error.text);
+        heft_conn_fail(&session->conn, error.code, error.text);
+        return;
+    }
+    heft_conn_secure(&session->conn, tls, 0);
+}
+
 void heft_session_accept(struct heft_agent *agent, int fd, int is_unix)
 {
     struct heft_session *session;
@@ -120,6 +134,8 @@ void heft_session_accept(struct heft_agent *agent, int fd, int is_unix)
         agent->pending_first = session;
     agent->pending_last = session;
     agent->pending_count++;
+    if (!is_unix && agent->secure)
+        secure_session(session);
 }
 
 static void refuse(struct heft_session *session, int code, const char *text)
@@ -267,20 +283,40 @@ static void hand_over(struct heft_session *session)
     struct heft_agent *agent = session->agent;
     struct heft_agent_transport *entry = &agent->transports[session->transport_index];
     uint64_t joined = session->handshake.hello.session;
+    struct heft_table_node *node = heft_table_find(&agent->sessions, joined);
     struct heft_error error = HEFT_ERROR_INIT;
+    struct heft_tls *tls;
     int fd;
 
-    if (!heft_table_find(&agent->sessions, joined)) {
+    if (!node) {
         refuse(session, HEFT_ERR_STALE, "the session of this data stream was closed");
         return;
     }
-    session->node.id = joined;
-    send_ready(session);
-    fd = heft_conn_detach(&session->conn);
-    if (fd < 0) {
-        heft_conn_fail(&session->conn, HEFT_ERR_STALLED, "the other side does not read");
+    if (session->conn.tls && heft_secure_check_transport(agent, session->transport_index, &error)) {
+        refuse(session, error.code, error.text);
         return;
     }
+    if (entry->ops.flags & HEFT_TRANSPORT_REACHES) {
+        struct heft_conn *control = &HEFT_CONTAINER_OF(node, struct heft_session, node)->conn;
+
+        control->reaches = control->keeps_fd = 1; /* see tether.h */
+    }
+    session->node.id = joined;
+    send_ready(session);
+    tls = session->conn.tls;
+    session->conn.tls = NULL;
+    fd = heft_conn_detach(&session->conn);
+    if (fd >= 0 && !heft_secure_keep(agent, fd, tls, &error)) {
+        tls = NULL;
+    } else if (fd >= 0) {
+        (void)close(fd);
+        heft_log(HEFT_LOG_WARN, "agent %s: %s", agent->name, error.text);
+    }
+    heft_tls_free(tls);
+    if (fd < 0)
+        heft_conn_fail(&session->conn, HEFT_ERR_STALLED, "the other side does not read");
+    if (fd < 0 || error.code)
+        return;
     if (entry->ops.accept(entry->transport, fd, joined, &error))
         heft_log(HEFT_LOG_WARN, "agent %s: transport %s refused a data stream: %s", agent->name,
                  entry->ops.name, error.text);
@@ -484,8 +520,9 @@ void heft_sessions_withdraw(struct heft_agent *agent, struct heft_region *region
         if (!session || session->stage != STAGE_LIVE || conn->dead ||
             session->last_sequence < region->sequence)
             continue;
-        /* Only a process of this host can use it without this agent's help: only that must answer, or end. */
-        if (conn->is_unix && heft_gone_add(agent, &session->gone, region)) {
+        /* Who can use it without this agent's help must answer, or end: processes of this host, and clients
+         * of transports that reach into memory. */
+        if ((conn->is_unix || conn->reaches) && heft_gone_add(agent, &session->gone, region)) {
             heft_conn_fail(conn, HEFT_ERR_NO_MEMORY, "out of memory to withdraw a region");
             continue;
         }

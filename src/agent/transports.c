@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Which transports there are, and opening them for one agent. */
 #include "agent/agent_internal.h"
+#include "agent/secure.h"
 
 #include "base/error.h"
 #include "base/log.h"
@@ -105,7 +106,8 @@ static int check_list(const char *list, const struct heft_transport_ops *const *
     return 0;
 }
 
-static void open_one(struct heft_agent *agent, const struct heft_transport_ops *ops, uint64_t host_bytes)
+static void open_one(struct heft_agent *agent, const struct heft_transport_ops *ops, uint64_t host_bytes,
+                     int named)
 {
     struct heft_agent_transport *entry = &agent->transports[agent->transport_count];
 
@@ -121,7 +123,10 @@ static void open_one(struct heft_agent *agent, const struct heft_transport_ops *
                                                .unpin_region = heft_host_unpin_region,
                                                .count_served = heft_host_count_served,
                                                .count_retries = heft_host_count_retries,
-                                               .device_processors = agent->device_processors};
+                                               .device_processors = agent->device_processors,
+                                               .flags = (agent->secure ? (uint32_t)HEFT_HOST_TLS : 0) |
+                                                        (named ? (uint32_t)HEFT_HOST_NAMED : 0),
+                                               .take_tls = heft_secure_take};
     agent->transport_count++;
     if (entry->ops.open(&entry->host, &entry->transport, &entry->failure)) {
         entry->transport = NULL;
@@ -158,7 +163,7 @@ int heft_agent_open_transports(struct heft_agent *agent, const char *list, struc
     }
     for (index = 0; index < count; index++)
         if (all[index])
-            open_one(agent, all[index], agent->max_host_bytes / (staging ? staging : 1));
+            open_one(agent, all[index], agent->max_host_bytes / (staging ? staging : 1), list != NULL);
     return 0;
 }
 

@@ -27,7 +27,8 @@ enum {
     CLI_TELEMETRY = 2048, /* those whose agents count, and those who look */
     CLI_STATS = 4096,
     CLI_TOP = 8192,
-    CLI_BENCH = 16384
+    CLI_BENCH = 16384,
+    CLI_PEERS = 32768 /* connecting to agents: load, serve, plan, health */
 };
 
 /* Exit codes (heft(1)). */
@@ -77,6 +78,8 @@ const char *cli_rate(double bytes_per_second);
 const char *cli_seconds(double seconds);
 /* Text that is safe on a terminal: control characters escaped. */
 const char *cli_safe(const char *text);
+/* The three TLS options into an agent's. */
+void cli_agent_tls(const struct cli *cli, struct heft_agent_options *options);
 void cli_hex(const uint8_t *bytes, size_t size, char *text_out);
 /* The library's log lines go to stderr through this sink, above the progress bar. */
 void cli_log_line(enum heft_log_level level, const char *line, void *context);

@@ -146,6 +146,7 @@ int cli_health(struct cli *cli)
 
     if (!rc) {
         agent_options.workers = 1;
+        cli_agent_tls(cli, &agent_options);
         rc = heft_agent_open(&agent_options, &agent, &error);
         if (rc) {
             heft_record_list_free(&list);

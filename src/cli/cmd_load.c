@@ -78,6 +78,8 @@ static int open_agent(struct session *session, int serves, struct heft_error *er
 
     options.max_host_bytes = heft_config_number(config, "max-host-memory");
     options.workers = (uint32_t)heft_config_number(config, "workers");
+    options.transports = heft_config_text(config, "transports");
+    cli_agent_tls(session->cli, &options);
     if (serves) {
         heft_replica_default_name(name, sizeof(name));
         options.name = heft_config_text(config, "name") ? heft_config_text(config, "name") : name;

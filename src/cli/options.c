@@ -64,6 +64,12 @@ const struct heft_config_entry cli_options[] = {
      "unit that is handed to sources; 8M for objects", CLI_LOAD},
     {"workers", HEFT_CONFIG_NUMBER, "0", 0, 64, 0, "N", "threads that move bytes; 0: one a core, at most 8",
      CLI_LOAD},
+    {"transports", HEFT_CONFIG_TEXT, 0, 0, 0, 0, "LIST",
+     "which transports may be used, joined by ','; without: all that are good for this machine", CLI_LOAD},
+    {"tls-ca", HEFT_CONFIG_TEXT, 0, 0, 0, 0, "FILE",
+     "TLS between agents: the authorities that sign peers (PEM); with --tls-cert and --tls-key", CLI_PEERS},
+    {"tls-cert", HEFT_CONFIG_TEXT, 0, 0, 0, 0, "FILE", "this agent's certificate (PEM)", CLI_PEERS},
+    {"tls-key", HEFT_CONFIG_TEXT, 0, 0, 0, 0, "FILE", "the key of --tls-cert (PEM)", CLI_PEERS},
     {"no-verify", HEFT_CONFIG_FLAG, 0, 0, 0, 0, 0, "neither make nor check block digests", CLI_LOAD},
     {"report", HEFT_CONFIG_TEXT, 0, 0, 0, 0, "FILE",
      "write the report (JSON); '-': on stdout, in place of the summary", CLI_LOAD},
@@ -94,7 +100,7 @@ const struct heft_config_entry cli_options[] = {
 };
 const size_t cli_option_count = sizeof(cli_options) / sizeof(cli_options[0]);
 
-#define LOADING (CLI_COMMON | CLI_MODEL | CLI_LOAD | CLI_DIRECTORY)
+#define LOADING (CLI_COMMON | CLI_MODEL | CLI_LOAD | CLI_DIRECTORY | CLI_PEERS)
 
 const struct cli_command cli_commands[] = {
     {"load", "MODEL", "load a model into memory, from files and replicas at once, verified",
@@ -127,7 +133,7 @@ const struct cli_command cli_commands[] = {
     {"health", "", "is the directory there, and do its replicas answer?",
      "Exit code 0 when the directory and every listed replica answer.\n\n  heft health --directory "
      "127.0.0.1:8001\n",
-     CLI_COMMON | CLI_DIRECTORY, 0, 0, cli_health},
+     CLI_COMMON | CLI_DIRECTORY | CLI_PEERS, 0, 0, cli_health},
     {"probe", "", "what this machine can do and what it lacks, with the remedy",
      "--measure adds the machine's limits (memory, disk, loopback): loads then report which share of them "
      "they reached.\n\n"
@@ -155,6 +161,13 @@ const struct cli_command cli_commands[] = {
      1, cli_completion},
 };
 const size_t cli_command_count = sizeof(cli_commands) / sizeof(cli_commands[0]);
+
+void cli_agent_tls(const struct cli *cli, struct heft_agent_options *options)
+{
+    options->tls_ca = heft_config_text(&cli->config, "tls-ca");
+    options->tls_cert = heft_config_text(&cli->config, "tls-cert");
+    options->tls_key = heft_config_text(&cli->config, "tls-key");
+}
 
 static void print_commands(void)
 {

@@ -215,7 +215,7 @@ static int raw_send(int fd, const void *data, size_t size, size_t step)
 {
     for (size_t at = 0; at < size;) {
         size_t part = size - at < step ? size - at : step;
-        ssize_t sent = send(fd, (const char *)data + at, part, MSG_NOSIGNAL);
+        ssize_t sent = link_send(fd, (const char *)data + at, part);
 
         if (sent <= 0)
             return 1;
@@ -227,12 +227,8 @@ static int raw_send(int fd, const void *data, size_t size, size_t step)
 static int raw_read(int fd, void *data, size_t size)
 {
     for (size_t at = 0; at < size;) {
-        struct pollfd watched = {fd, POLLIN, 0};
-        ssize_t got;
+        ssize_t got = link_receive(fd, (char *)data + at, size - at);
 
-        if (poll(&watched, 1, 20000) != 1)
-            fail_msg("neither an answer nor a hang-up within 20 s");
-        got = recv(fd, (char *)data + at, size - at, 0);
         if (got <= 0)
             return 1;
         at += (size_t)got;
@@ -304,7 +300,7 @@ static void hostile_runs_get_an_error_and_the_stream_stays(void **state)
     for (size_t i = 0; i < sizeof(table) / sizeof(table[0]); i++)
         assert_int_equal(raw_error_of(fd, &table[i].run), table[i].code);
     assert_int_equal(remote_pins(&served.pair.remote), 0);
-    (void)close(fd);
+    link_close(fd);
     assert_int_equal(try_move(&served, HEFT_OP_READ, served.far, 0, 100, 1, 0, NULL), 0);
     served_close(&served);
 }
@@ -342,7 +338,7 @@ static void malformed_frames_close_the_stream_and_nothing_else(void **state)
         /* the far end must hang up without an answer: nothing in a damaged frame can be trusted */
         (void)shutdown(fd, SHUT_WR);
         assert_int_equal(raw_read(fd, &byte, 1), 1);
-        (void)close(fd);
+        link_close(fd);
     }
     /* answers are no requests, and a WRITE's length must be its runs' */
     for (uint16_t type = HEFT_DATA_WRITE; type <= HEFT_DATA_ERROR; type++) {
@@ -360,7 +356,7 @@ static void malformed_frames_close_the_stream_and_nothing_else(void **state)
         (void)raw_send(fd, frame, sizeof(frame), sizeof(frame));
         if (type != HEFT_DATA_WRITE) /* read-only here: that one is refused with an error */
             assert_int_equal(raw_read(fd, &byte, 1), 1);
-        (void)close(fd);
+        link_close(fd);
     }
     assert_int_equal(try_move(&served, HEFT_OP_READ, served.far, 0, 100, 1, 0, NULL), 0);
     served_close(&served);
@@ -396,7 +392,7 @@ static void readers_that_do_not_read_block_nobody(void **state)
     remote_drop_session(&served.pair.remote);
     assert_int_equal(remote_pins(&served.pair.remote), 0);
     for (int i = 0; i < LAZY; i++)
-        (void)close(fds[i]);
+        link_close(fds[i]);
     served_close(&served);
 }
 

@@ -5,6 +5,7 @@
  */
 #include "conformance/cases.h"
 #include "base/error.h"
+#include "certs.h"
 #include "transport/chaos/chaos.h"
 
 #include <stdarg.h>
@@ -24,6 +25,8 @@ static const struct setup setups[] = {
     {.name = "tcp-v6", .transport = "tcp", .link = LINK_TCP6, .served = 1},
     {.name = "tcp-unix", .transport = "tcp", .link = LINK_UNIX, .served = 1},
     {.name = "tcp-process", .transport = "tcp", .link = LINK_TCP4, .process = 1, .served = 1},
+    {.name = "tcp-tls", .transport = "tcp", .link = LINK_TCP4, .served = 1, .tls = 1},
+    {.name = "tcp-tls-process", .transport = "tcp", .link = LINK_TCP4, .process = 1, .served = 1, .tls = 1},
     {.name = "tcp-file",
      .transport = "tcp",
      .link = LINK_TCP4,
@@ -44,8 +47,21 @@ int skip_case(const char *why)
     return 0;
 }
 
+static void make_certificates(char folder[64])
+{
+    struct test_authority authority;
+
+    certs_authority_make(&authority, "the tests' authority");
+    certs_folder_make(folder);
+    certs_write(folder, &authority, &authority, "any agent", -60, 86400);
+    certs_authority_free(&authority);
+}
+
 int main(int argc, char **argv)
 {
+    char folder[64];
+    int failed;
+
     if (argc > 1 && strcmp(argv[1], "--peer") == 0)
         return peer_main(argc, argv);
     for (size_t i = 0; argc > 1 && i < sizeof(setups) / sizeof(setups[0]); i++)
@@ -68,5 +84,12 @@ int main(int argc, char **argv)
     }
     if (argc > 2)
         cmocka_set_test_filter(argv[2]);
-    return run_lists_cases() + run_ends_cases() + run_served_cases() + run_chaos_cases() > 0 ? 1 : 0;
+    if (current_setup->tls) {
+        make_certificates(folder);
+        tls_link_use(folder);
+    }
+    failed = run_lists_cases() + run_ends_cases() + run_served_cases() + run_chaos_cases();
+    if (current_setup->tls)
+        certs_folder_remove(folder);
+    return failed > 0 ? 1 : 0;
 }

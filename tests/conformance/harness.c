@@ -114,6 +114,8 @@ void side_open(struct side *side, const struct heft_transport_ops *ops, uint32_t
     side->host.pin_region = pin_region;
     side->host.unpin_region = unpin_region;
     side->host.count_served = count_served;
+    side->host.take_tls = tls_link_take;
+    side->host.flags = HEFT_HOST_NAMED;
     assert_int_equal(ops->open(&side->host, &side->transport, &error), 0);
 }
 

@@ -86,6 +86,16 @@ void remote_drop_session(struct remote *remote);
 int remote_pins(struct remote *remote);
 uint64_t remote_served_bytes(struct remote *remote);
 
+/* TLS on connections that are dialed, with the files of a folder (below): for this process and those it
+ * starts. */
+void tls_link_use(const char *folder);
+/* Each of the two sides' handshake; the session is kept for take_tls. -1: it failed. */
+int tls_link_shake(int fd, int is_server);
+struct heft_tls *tls_link_take(void *agent, int fd);
+/* As send and recv, over TLS where the descriptor has it; and its end. */
+ssize_t link_send(int fd, const void *data, size_t size);
+ssize_t link_receive(int fd, void *data, size_t size);
+void link_close(int fd);
 /* Two connected stream sockets. -1 when this machine has no such address family. */
 int link_pair(enum link_kind link, int fds_out[2]);
 /* For `--peer FD TRANSPORT`: serves commands until the control socket closes. */

@@ -170,6 +170,10 @@ static int execute(struct side *side, const struct request *request, int fd, str
         reply->value = hash_at_rest((struct side_region *)(void *)region, request->offset, request->length);
         break;
     case CMD_DIAL:
+        if (tls_link_shake(fd, 1) != 0) {
+            (void)close(fd);
+            break;
+        }
         reply->rc = side->ops->accept(side->transport, fd, request->session, &error);
         break;
     case CMD_DROP:
@@ -283,7 +287,7 @@ void remote_open_process(struct remote *remote, const char *transport, enum link
 void remote_close(struct remote *remote)
 {
     for (int i = 0; i < remote->held_count; i++)
-        (void)close(remote->held_fds[i]);
+        link_close(remote->held_fds[i]);
     pthread_mutex_destroy(&remote->lock);
     if (remote->pid <= 0)
         return;
@@ -354,28 +358,49 @@ uint64_t remote_served_bytes(struct remote *remote)
     return reply.value;
 }
 
+/* The far end of a dial inside this process: both ends of a TLS handshake need a thread. */
+struct far_end {
+    struct remote *remote;
+    int fd, hold;
+    struct reply reply;
+};
+
+static void *far_end_main(void *argument)
+{
+    struct far_end *end = argument;
+    struct request request = {.command = CMD_DIAL, .session = end->remote->session};
+
+    if (end->hold)
+        end->reply.rc = tls_link_shake(end->fd, 1) != 0 ? HEFT_ERR_DENIED : 0;
+    else
+        command(end->remote, &request, end->fd, &end->reply, NULL);
+    return NULL;
+}
+
 int harness_dial(void *agent_peer, uint32_t timeout_ms, int *fd_out, struct heft_error *error);
 
 int harness_dial(void *agent_peer, uint32_t timeout_ms, int *fd_out, struct heft_error *error)
 {
     struct remote *remote = agent_peer;
-    struct request request = {.command = CMD_DIAL, .session = remote->session};
-    struct reply reply;
-    int pair[2], refusal = __atomic_load_n(&remote->refuse_dials, __ATOMIC_ACQUIRE);
+    struct far_end end = {.remote = remote, .hold = remote->hold_fds};
+    pthread_t thread;
+    int pair[2], shaken, refusal = __atomic_load_n(&remote->refuse_dials, __ATOMIC_ACQUIRE);
 
     (void)timeout_ms;
     if (refusal != 0)
         return heft_error_set(error, refusal, "nobody answers there");
     if (link_pair(remote->link, pair) != 0)
         return heft_error_set_errno(error, errno, "making a connection");
-    if (remote->hold_fds) {
+    end.fd = pair[1];
+    if (remote->hold_fds)
         remote->held_fds[remote->held_count++] = pair[1];
-    } else {
-        command(remote, &request, pair[1], &reply, NULL);
-        if (reply.rc != 0) {
-            (void)close(pair[0]);
-            return heft_error_set(error, reply.rc, "the peer did not accept");
-        }
+    assert_int_equal(pthread_create(&thread, NULL, far_end_main, &end), 0);
+    shaken = tls_link_shake(pair[0], 0);
+    assert_int_equal(pthread_join(thread, NULL), 0);
+    if (end.reply.rc != 0 || shaken != 0) {
+        link_close(pair[0]);
+        return heft_error_set(error, end.reply.rc != 0 ? end.reply.rc : HEFT_ERR_PEER_LOST,
+                              "the peer did not accept");
     }
     *fd_out = pair[0];
     return 0;

@@ -15,6 +15,8 @@ struct setup {
     enum memory_kind memory; /* of the peer's regions */
     int served;              /* the peer's transport serves: it pins, and dies with its process */
     int no_write;
+    int tls;             /* dialed connections speak it */
+    const char *ucx_tls; /* what UCX may use, where the transport is ucx */
 };
 
 /* A setup at work. */

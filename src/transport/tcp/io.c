@@ -12,6 +12,7 @@
 #include <string.h>
 #include <sys/socket.h>
 #include <sys/uio.h>
+#include <unistd.h>
 
 #define IOV_PER_CALL 1024
 #define LOOPBACK_SEND_BYTES (256 << 10)
@@ -186,11 +187,10 @@ static int consume_buffer(struct tcp_rx *rx, const struct tcp_rx_handlers *handl
     }
 }
 
-static int receive_once(struct tcp_rx *rx, int fd, uint64_t *budget, const struct tcp_rx_handlers *handlers,
-                        void *context, int *errno_out)
+static int receive_once(struct tcp_rx *rx, const struct tcp_wire *wire, uint64_t *budget,
+                        const struct tcp_rx_handlers *handlers, void *context, int *errno_out)
 {
     struct iovec iov[IOV_PER_CALL];
-    struct msghdr message = {.msg_iov = iov};
     uint64_t direct = 0, wanted, space;
     ssize_t got;
     int count = 0;
@@ -213,9 +213,8 @@ static int receive_once(struct tcp_rx *rx, int fd, uint64_t *budget, const struc
         count++;
     }
     wanted = direct + space;
-    message.msg_iovlen = (size_t)count;
     do
-        got = recvmsg(fd, &message, 0);
+        got = heft_tls_or_fd_readv(wire->tls, wire->fd, iov, count);
     while (got < 0 && errno == EINTR);
     if (got < 0 && (errno == EAGAIN || errno == EWOULDBLOCK))
         return TCP_IO_WAIT;
@@ -239,8 +238,8 @@ static int receive_once(struct tcp_rx *rx, int fd, uint64_t *budget, const struc
     return (uint64_t)got<wanted && * budget> 0 ? TCP_IO_IDLE : 0;
 }
 
-int tcp_rx_run(struct tcp_rx *rx, int fd, uint64_t *budget, const struct tcp_rx_handlers *handlers,
-               void *context, int *errno_out)
+int tcp_rx_run(struct tcp_rx *rx, const struct tcp_wire *wire, uint64_t *budget,
+               const struct tcp_rx_handlers *handlers, void *context, int *errno_out)
 {
     int drained = 0;
 
@@ -254,7 +253,7 @@ int tcp_rx_run(struct tcp_rx *rx, int fd, uint64_t *budget, const struct tcp_rx_
             return TCP_IO_WAIT;
         if (*budget == 0)
             return TCP_IO_MORE;
-        rc = receive_once(rx, fd, budget, handlers, context, errno_out);
+        rc = receive_once(rx, wire, budget, handlers, context, errno_out);
         drained = rc == TCP_IO_IDLE;
         if (rc != 0 && !drained)
             return rc;
@@ -322,11 +321,10 @@ void tcp_tx_bulk_flat(struct tcp_tx *tx, const uint8_t *from, uint64_t bytes)
     tx->bulk_left = bytes;
 }
 
-int tcp_tx_run(struct tcp_tx *tx, int fd, uint64_t *budget, int *errno_out)
+int tcp_tx_run(struct tcp_tx *tx, const struct tcp_wire *wire, uint64_t *budget, int *errno_out)
 {
     while (tx->begin < tx->end || tx->bulk_left > 0) {
         struct iovec iov[IOV_PER_CALL];
-        struct msghdr message = {.msg_iov = iov};
         uint64_t head = tx->end - tx->begin, bulk = 0;
         ssize_t sent;
         int count = 0, more = 0;
@@ -344,9 +342,8 @@ int tcp_tx_run(struct tcp_tx *tx, int fd, uint64_t *budget, int *errno_out)
             bulk = place_iov(&tx->place, tx->bulk_left, iov + count, IOV_PER_CALL - count, &more);
             count += more;
         }
-        message.msg_iovlen = (size_t)count;
         do
-            sent = sendmsg(fd, &message, MSG_NOSIGNAL);
+            sent = heft_tls_or_fd_writev(wire->tls, wire->fd, iov, count);
         while (sent < 0 && errno == EINTR);
         if (sent < 0 && (errno == EAGAIN || errno == EWOULDBLOCK))
             return TCP_IO_WAIT;
@@ -397,7 +394,7 @@ static int same_machine(int fd)
  * LOOPBACK_SEND_BYTES under way the same bytes cost a fifth less processor time (0.37 instead of 0.46 s/GiB,
  * both sides together).
  */
-void tcp_socket_prepare(int fd)
+static void prepare(int fd)
 {
     int flags = fcntl(fd, F_GETFL), on = 1, bytes = LOOPBACK_SEND_BYTES;
 
@@ -407,4 +404,20 @@ void tcp_socket_prepare(int fd)
     (void)setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on));
     if (same_machine(fd))
         (void)setsockopt(fd, SOL_SOCKET, SO_SNDBUF, &bytes, sizeof(bytes));
+}
+
+void tcp_wire_open(struct tcp_wire *wire, const struct heft_transport_host *host, int fd)
+{
+    prepare(fd);
+    wire->fd = fd;
+    wire->tls = host->take_tls != NULL ? host->take_tls(host->agent, fd) : NULL;
+}
+
+void tcp_wire_close(struct tcp_wire *wire)
+{
+    heft_tls_free(wire->tls);
+    wire->tls = NULL;
+    if (wire->fd >= 0)
+        (void)close(wire->fd);
+    wire->fd = -1;
 }

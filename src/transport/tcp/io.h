@@ -8,12 +8,22 @@
 #define HEFT_TRANSPORT_TCP_IO_H
 
 #include "transport/cursor.h"
+#include "transport/tls.h"
 #include "wire/data.h"
 
 /* A table of runs must fit behind its head. */
 #define TCP_BUFFER_MIN_BYTES (HEFT_DATA_HEAD_BYTES + HEFT_DATA_MAX_RUNS * HEFT_DATA_RUN_BYTES)
 /* Data up to this size is copied through the buffer, so that many small answers share one call. */
 #define TCP_SMALL_BYTES 4096u
+
+/* A stream's descriptor, and its TLS session when it has one. */
+struct tcp_wire {
+    int fd; /* -1: closed */
+    struct heft_tls *tls;
+};
+/* Takes over the descriptor, and the session that the agent holds for it. */
+void tcp_wire_open(struct tcp_wire *wire, const struct heft_transport_host *host, int fd);
+void tcp_wire_close(struct tcp_wire *wire);
 
 /* The local sides of moves, from a cursor on. */
 struct tcp_place {
@@ -62,8 +72,8 @@ void tcp_rx_free(struct tcp_rx *rx);
 void tcp_rx_reset(struct tcp_rx *rx);
 /* Receives up to about *budget bytes. MORE, WAIT, STOP, PAUSE; negative: a handler's code, PROTOCOL and its
  * kin, or PEER_LOST (*errno_out, 0 for an orderly end). */
-int tcp_rx_run(struct tcp_rx *rx, int fd, uint64_t *budget, const struct tcp_rx_handlers *handlers,
-               void *context, int *errno_out);
+int tcp_rx_run(struct tcp_rx *rx, const struct tcp_wire *wire, uint64_t *budget,
+               const struct tcp_rx_handlers *handlers, void *context, int *errno_out);
 
 struct tcp_tx {
     uint8_t *buffer;
@@ -85,9 +95,6 @@ void tcp_tx_take(struct tcp_tx *tx, uint32_t bytes);
 void tcp_tx_bulk(struct tcp_tx *tx, struct tcp_place *place, uint64_t bytes);
 void tcp_tx_bulk_flat(struct tcp_tx *tx, const uint8_t *from, uint64_t bytes);
 /* IDLE, WAIT, MORE; negative: PEER_LOST with *errno_out. */
-int tcp_tx_run(struct tcp_tx *tx, int fd, uint64_t *budget, int *errno_out);
-
-/* Non-blocking, no Nagle delay. */
-void tcp_socket_prepare(int fd);
+int tcp_tx_run(struct tcp_tx *tx, const struct tcp_wire *wire, uint64_t *budget, int *errno_out);
 
 #endif

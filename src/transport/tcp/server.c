@@ -30,7 +30,8 @@ struct tcp_conn {
     uint32_t refs;                /* atomic: the worker's, a queued job's, a dropper's */
     uint32_t scheduled;           /* atomic */
     struct tcp_lock lock;         /* all below */
-    int fd, watched, dead;
+    struct tcp_wire wire;
+    int watched, dead;
     uint32_t events;
     struct tcp_rx rx;
     struct tcp_tx tx;
@@ -76,7 +77,7 @@ static void kill_locked(struct tcp_conn *conn)
         tcp_request_release(conn->transport, REQUEST(conn, conn->head));
     tcp_rx_reset(&conn->rx);
     tcp_tx_reset(&conn->tx);
-    (void)shutdown(conn->fd, SHUT_RDWR);
+    (void)shutdown(conn->wire.fd, SHUT_RDWR);
 }
 
 /* ---- requests in ---- */
@@ -256,7 +257,7 @@ static void pump_locked(struct tcp_conn *conn)
     int in, out, errno_value = 0;
 
     do {
-        in = tcp_rx_run(&conn->rx, conn->fd, &in_budget, &rx_handlers, conn, &errno_value);
+        in = tcp_rx_run(&conn->rx, &conn->wire, &in_budget, &rx_handlers, conn, &errno_value);
         if (in < 0) {
             report(conn, in);
             kill_locked(conn);
@@ -264,7 +265,7 @@ static void pump_locked(struct tcp_conn *conn)
         }
         do
             out = fill(conn) || conn->tx.bulk_left > 0 || conn->tx.begin < conn->tx.end
-                      ? tcp_tx_run(&conn->tx, conn->fd, &out_budget, &errno_value)
+                      ? tcp_tx_run(&conn->tx, &conn->wire, &out_budget, &errno_value)
                       : TCP_IO_IDLE;
         while (out == TCP_IO_IDLE && fill(conn));
         if (out < 0) {
@@ -294,8 +295,7 @@ static void conn_close(struct tcp_conn *conn)
     pthread_mutex_unlock(&transport->lock);
     if (conn->watched)
         heft_watch_remove(&conn->watch);
-    (void)close(conn->fd);
-    conn->fd = -1;
+    tcp_wire_close(&conn->wire);
     conn_unref(conn); /* the worker's */
 }
 
@@ -307,7 +307,7 @@ static void conn_turn(struct tcp_conn *conn)
 
     tcp_lock_worker(&conn->lock);
     if (!conn->dead && !conn->watched) {
-        conn->watch.fd = conn->fd;
+        conn->watch.fd = conn->wire.fd;
         conn->events = EPOLLIN;
         if (heft_watch_add(conn->worker, &conn->watch, conn->events, &error) != 0)
             kill_locked(conn);
@@ -316,7 +316,7 @@ static void conn_turn(struct tcp_conn *conn)
     }
     if (!conn->dead)
         pump_locked(conn);
-    dead = conn->dead && conn->fd >= 0;
+    dead = conn->dead && conn->wire.fd >= 0;
     tcp_unlock(&conn->lock);
     if (dead)
         conn_close(conn);
@@ -351,6 +351,7 @@ int tcp_accept(struct heft_transport *opened, int fd, uint64_t session, struct h
     struct tcp_transport *transport = (struct tcp_transport *)(void *)opened;
     struct tcp_conn *conn = calloc(1, sizeof(*conn));
     uint32_t index = __atomic_fetch_add(&transport->next_worker, 1, __ATOMIC_RELAXED);
+    struct tcp_wire wire;
 
     if (conn == NULL || tcp_rx_init(&conn->rx, TCP_SERVER_BUFFER_BYTES) != 0 ||
         tcp_tx_init(&conn->tx, TCP_SERVER_BUFFER_BYTES) != 0) {
@@ -359,15 +360,15 @@ int tcp_accept(struct heft_transport *opened, int fd, uint64_t session, struct h
             tcp_tx_free(&conn->tx);
         }
         free(conn);
-        (void)close(fd);
+        tcp_wire_open(&wire, &transport->host, fd);
+        tcp_wire_close(&wire);
         return heft_error_set(error, HEFT_ERR_NO_MEMORY, "no memory for a data stream");
     }
-    tcp_socket_prepare(fd);
     conn->job.run = run;
     conn->watch.ready = watch_ready;
     conn->transport = transport;
     conn->session = session;
-    conn->fd = fd;
+    tcp_wire_open(&conn->wire, &transport->host, fd);
     conn->refs = 1;
     conn->worker = heft_pool_worker(transport->host.pool, index % heft_pool_workers(transport->host.pool));
     tcp_lock_init(&conn->lock);

@@ -275,7 +275,7 @@ static void break_locked(struct tcp_stream *stream, int status, const struct hef
     if (stream->state != TCP_UP && stream->state != TCP_FRESH)
         return;
     set_state(stream, TCP_CLOSING);
-    (void)shutdown(stream->fd, SHUT_RDWR);
+    (void)shutdown(stream->wire.fd, SHUT_RDWR);
     for (; stream->head != stream->tail; stream->head++) {
         struct tcp_part *part = PART(stream, stream->head);
 
@@ -325,11 +325,11 @@ static void pump(struct tcp_stream *stream)
             uint64_t unlimited = UINT64_MAX;
 
             (void)fill(stream);
-            rc = tcp_tx_run(&stream->tx, stream->fd, &unlimited, &errno_value);
+            rc = tcp_tx_run(&stream->tx, &stream->wire, &unlimited, &errno_value);
         } while (rc == TCP_IO_IDLE && fill(stream));
         blocked = rc == TCP_IO_WAIT;
         /* also after a broken send: what the peer said before it went away still counts */
-        rc = tcp_rx_run(&stream->rx, stream->fd, &budget, &rx_handlers, stream, &errno_value);
+        rc = tcp_rx_run(&stream->rx, &stream->wire, &budget, &rx_handlers, stream, &errno_value);
         if (rc < 0)
             lost(stream, rc, errno_value);
         else
@@ -356,7 +356,7 @@ static void start_locked(struct tcp_stream *stream)
 {
     struct heft_error error = HEFT_ERROR_INIT;
 
-    stream->watch.fd = stream->fd;
+    stream->watch.fd = stream->wire.fd;
     stream->watch.ready = watch_ready;
     stream->events = EPOLLIN;
     set_state(stream, TCP_UP);
@@ -371,8 +371,7 @@ static void close_locked(struct tcp_stream *stream)
     if (stream->watch.fd >= 0)
         heft_watch_remove(&stream->watch);
     stream->watch.fd = -1;
-    (void)close(stream->fd);
-    stream->fd = -1;
+    tcp_wire_close(&stream->wire);
     tcp_rx_reset(&stream->rx);
     tcp_tx_reset(&stream->tx);
     set_state(stream, TCP_DOWN);
@@ -411,7 +410,7 @@ int tcp_stream_init(struct tcp_stream *stream, struct tcp_endpoint *endpoint)
     stream->job.run = run;
     stream->endpoint = endpoint;
     stream->worker = heft_pool_worker(transport->host.pool, index % heft_pool_workers(transport->host.pool));
-    stream->fd = -1;
+    stream->wire.fd = -1;
     stream->watch.fd = -1;
     stream->next_id = 1;
     tcp_lock_init(&stream->lock);
@@ -431,11 +430,10 @@ void tcp_stream_free(struct tcp_stream *stream)
 
 void tcp_stream_start(struct tcp_stream *stream, int fd)
 {
-    tcp_socket_prepare(fd);
     tcp_endpoint_ref(stream->endpoint); /* the descriptor's; dropped when its worker has closed it */
     tcp_lock_other(&stream->lock);
     HEFT_ASSERT(stream->state == TCP_DOWN);
-    stream->fd = fd;
+    tcp_wire_open(&stream->wire, &stream->endpoint->transport->host, fd);
     set_state(stream, TCP_FRESH);
     tcp_unlock(&stream->lock);
     tcp_stream_kick(stream);

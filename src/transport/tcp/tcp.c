@@ -90,4 +90,5 @@ const struct heft_transport_ops heft_transport_tcp = {
     .drop_session = tcp_drop_session,
     .post = tcp_post,
     .cancel = tcp_cancel,
+    .flags = HEFT_TRANSPORT_TLS,
 };

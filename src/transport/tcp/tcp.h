@@ -82,7 +82,7 @@ struct tcp_stream {
     uint32_t scheduled;   /* atomic: the job is queued */
     uint64_t in_flight;   /* atomic reads allowed: bytes asked for and not there */
     enum tcp_stream_state state;
-    int fd;
+    struct tcp_wire wire;
     uint32_t events; /* watched for */
     struct tcp_rx rx;
     struct tcp_tx tx;

@@ -197,14 +197,18 @@ static double post_and_wait(struct heft_xfer *xfer)
     return begin;
 }
 
+static uint32_t run_flags;
+
 static double time_runs(struct heft_agent *agent, struct heft_peer *peer, enum heft_op op,
                         const struct heft_run *runs, size_t count, int rounds)
 {
+    struct heft_xfer_options options = HEFT_XFER_OPTIONS_INIT;
     double times[ROUNDS_MAX];
     struct heft_xfer *xfer;
     int round;
 
-    TRY(heft_xfer_create(agent, op, peer, runs, count, NULL, &xfer, &error));
+    options.flags = run_flags;
+    TRY(heft_xfer_create(agent, op, peer, runs, count, &options, &xfer, &error));
     for (round = -2; round < rounds; round++) {
         double took = post_and_wait(xfer);
 
@@ -266,7 +270,7 @@ static void list(struct heft_agent *agent, const char *what, struct heft_peer *p
     row("list", text, (double)item * ITEMS / took / 1e9, 0, "GB/s");
 }
 
-/* Transfers made for one post each, of prepared lists: what a cache of pages does. */
+/* Other items of prepared lists for each post: what a cache of pages does. */
 static void indexed(struct heft_agent *agent, struct memory *local, struct memory *remote, uint64_t item)
 {
     enum { ITEMS = 8192, ROUNDS = 15 };
@@ -274,6 +278,7 @@ static void indexed(struct heft_agent *agent, struct memory *local, struct memor
     uint64_t index, space = local->size / ITEMS / 16 * 16;
     struct heft_list_run here = {heft_region_id(local->region), 0, item, ITEMS, space};
     struct heft_list_run there = {heft_region_id(remote->region), 0, item, ITEMS, space};
+    struct heft_xfer *xfer = NULL;
     struct heft_list *lists[2];
     double times[ROUNDS];
     char text[64];
@@ -284,7 +289,6 @@ static void indexed(struct heft_agent *agent, struct memory *local, struct memor
     TRY(heft_list_create(agent, NULL, &here, 1, &lists[0], &error));
     TRY(heft_list_create(agent, NULL, &there, 1, &lists[1], &error));
     for (round = -2; round < ROUNDS; round++) {
-        struct heft_xfer *xfer;
         double begin;
 
         for (index = 0; index < ITEMS; index++) {
@@ -292,16 +296,19 @@ static void indexed(struct heft_agent *agent, struct memory *local, struct memor
             theirs[index] = (uint32_t)(index * 2731 % ITEMS);
         }
         begin = now();
-        TRY(heft_xfer_create_indexed(agent, HEFT_OP_READ, lists[0], ours, lists[1], theirs, ITEMS, NULL,
-                                     &xfer, &error));
+        if (!xfer)
+            TRY(heft_xfer_create_indexed(agent, HEFT_OP_READ, lists[0], ours, lists[1], theirs, ITEMS, NULL,
+                                         &xfer, &error));
+        else
+            TRY(heft_xfer_set_indexed(xfer, lists[0], ours, lists[1], theirs, ITEMS, &error));
         (void)post_and_wait(xfer);
         if (round >= 0)
             times[round] = now() - begin;
-        TRY(heft_xfer_release(xfer));
     }
+    TRY(heft_xfer_release(xfer));
     heft_list_destroy(lists[0]);
     heft_list_destroy(lists[1]);
-    (void)snprintf(text, sizeof(text), "made and posted once, 8192 x %llu B", (unsigned long long)item);
+    (void)snprintf(text, sizeof(text), "other items each time, 8192 x %llu B", (unsigned long long)item);
     row("list", text, (double)item * ITEMS / median(times, ROUNDS) / 1e9, 0, "GB/s");
 }
 
@@ -331,7 +338,8 @@ static void single(struct heft_agent *agent, struct memory *local, struct memory
     struct heft_run run = {local->region, 0, heft_region_id(remote->region), 0, size, 1, 0, 0};
     char text[64];
 
-    (void)snprintf(text, sizeof(text), "one item of %llu B", (unsigned long long)size);
+    (void)snprintf(text, sizeof(text), "one item of %llu B%s", (unsigned long long)size,
+                   run_flags ? ", inline" : "");
     row("single", text, 1e6 * time_runs(agent, NULL, HEFT_OP_READ, &run, 1, 61),
         1e6 * time_driver(local->device, local->address, remote->address, size, 61), "us");
 }
@@ -537,8 +545,12 @@ int main(int argc, char **argv)
         for (item = 8; item <= 128; item *= 2)
             budget((uint32_t)item);
     if (wanted(argc, argv, "single"))
-        for (size = 64; size <= 4 * MIB; size *= 8)
+        for (size = 64; size <= 4 * MIB; size *= 8) {
             single(agent, &here, &there, size);
+            run_flags = HEFT_XFER_INLINE;
+            single(agent, &here, &there, size);
+            run_flags = 0;
+        }
     if (wanted(argc, argv, "host"))
         host(agent, &here, big / 2);
     if (wanted(argc, argv, "file"))

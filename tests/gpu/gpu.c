@@ -152,6 +152,7 @@ int main(int argc, char **argv)
     failed += gpu_run(gpu_space_cases, gpu_space_count, filter);
     failed += gpu_run(gpu_kernel_cases, gpu_kernel_count, filter);
     failed += gpu_run(gpu_move_cases, gpu_move_count, filter);
+    failed += gpu_run(gpu_list_cases, gpu_list_count, filter);
     failed += gpu_run(gpu_peer_cases, gpu_peer_count, filter);
     (void)printf("%d failed\n", failed);
     return failed > 0;

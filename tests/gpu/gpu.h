@@ -47,8 +47,9 @@ void gpu_put(int device, uint64_t to, const void *from, uint64_t bytes);
 void gpu_get(int device, void *to, uint64_t from, uint64_t bytes);
 double gpu_seconds(void);
 
-extern const struct gpu_case gpu_space_cases[], gpu_kernel_cases[], gpu_move_cases[], gpu_peer_cases[];
-extern const size_t gpu_space_count, gpu_kernel_count, gpu_move_count, gpu_peer_count;
+extern const struct gpu_case gpu_space_cases[], gpu_kernel_cases[], gpu_move_cases[], gpu_peer_cases[],
+    gpu_list_cases[];
+extern const size_t gpu_space_count, gpu_kernel_count, gpu_move_count, gpu_peer_count, gpu_list_count;
 /* The other process of the peer cases: `--serve DEVICE`. */
 int gpu_serve(int argc, char **argv);
 extern const char *gpu_program;

@@ -8,6 +8,7 @@
  */
 #include "transport/cuda/cuda.h"
 
+#include "base/clock.h"
 #include "base/error.h"
 #include "base/log.h"
 
@@ -19,6 +20,8 @@
 #define SLOTS_MIN 2u
 #define POSTED_MOVES 256u
 #define FILLINGS 4
+#define INLINE_BYTES ((uint64_t)1 << 20) /* some microseconds */
+#define INLINE_WAIT_NS (30 * HEFT_NS_PER_S)
 
 static struct cuda_transport *transport_of(struct heft_transport *transport)
 {
@@ -498,6 +501,61 @@ static int cuda_post(struct heft_endpoint *opened, struct heft_transport_op *op,
     return rc;
 }
 
+/* Until the flight's mark has come; the driver is asked now and then. Not 0: how it failed. */
+static int spin(struct cuda_flight *flight, struct heft_error *error)
+{
+    uint64_t end_ns = heft_now_ns() + INLINE_WAIT_NS;
+    heft_cu_result result;
+
+    flight->looks = 0;
+    while ((result = cuda_flight_look(flight, 0)) == HEFT_CU_NOT_READY)
+        if (flight->looks % 4096 == 4095 && heft_now_ns() > end_ns)
+            return heft_error_set(error, HEFT_ERR_STALLED, "GPU %d did not copy %llu bytes within 30 s",
+                                  flight->device, (unsigned long long)flight->claim.bytes);
+    if (result && !flight->status)
+        flight->status =
+            heft_cuda_error(&flight->error, result, "GPU %d failed while it copied", flight->device);
+    return HEFT_OK;
+}
+
+/* A piece or two: no other thread is told, and none has to be waited for. */
+static int cuda_move(struct heft_endpoint *opened, struct heft_transport_op *op, struct heft_error *error)
+{
+    struct cuda_endpoint *endpoint = endpoint_of(opened);
+    struct cuda_flight *flight;
+    struct cuda_way *way;
+    size_t index;
+    int status;
+
+    if (op->total_bytes == 0 || op->total_bytes > INLINE_BYTES || op->move_count >= CUDA_KERNEL_FROM_PIECES ||
+        __atomic_load_n(&endpoint->direct.queue.failed, __ATOMIC_ACQUIRE))
+        return HEFT_ERR_AGAIN;
+    for (index = 0; index < op->move_count; index++)
+        if (op->moves[index].count > 1)
+            return HEFT_ERR_AGAIN;
+    if (cuda_op_way(endpoint, op, &way, NULL) || way->staged)
+        return HEFT_ERR_AGAIN;
+    flight = cuda_flight_take(endpoint->transport, 0);
+    if (!flight)
+        return HEFT_ERR_AGAIN;
+    flight->endpoint = endpoint;
+    flight->claim = (struct heft_claim){.op = op, .bytes = op->total_bytes, .cuts = (uint32_t)op->move_count};
+    status = cuda_flight_start(flight);
+    if (!status) {
+        status = spin(flight, error);
+        if (status) /* it may still write: the flight is better lost than used twice */
+            return status;
+        status = flight->status;
+    }
+    op->failed_move = flight->failed_move;
+    if (status && error)
+        *error = flight->error;
+    if (!status)
+        __atomic_store_n(&op->done_bytes, op->total_bytes, __ATOMIC_RELEASE);
+    give_flight(flight);
+    return status;
+}
+
 static void cuda_cancel(struct heft_endpoint *opened, struct heft_transport_op *op)
 {
     struct cuda_endpoint *endpoint = endpoint_of(opened);
@@ -532,4 +590,5 @@ const struct heft_transport_ops heft_transport_cuda = {
     .post = cuda_post,
     .cancel = cuda_cancel,
     .forget = cuda_forget,
+    .move = cuda_move,
 };

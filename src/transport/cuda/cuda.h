@@ -295,6 +295,8 @@ void cuda_flight_watch(struct cuda_flight *flight);
 void cuda_flight_end(struct cuda_flight *flight);
 
 /* watch.c */
+/* NOT_READY, SUCCESS, or how it failed. `rarely`: the caller sleeps between looks. */
+heft_cu_result cuda_flight_look(struct cuda_flight *flight, int rarely);
 void *cuda_watch_main(void *transport);
 
 #endif

@@ -66,8 +66,9 @@ static void arrived(struct cuda_flight *flight, heft_cu_result result)
 }
 
 /* The driver's word: NOT_READY, SUCCESS, or how the device failed. */
-static heft_cu_result ask_driver(struct cuda_transport *transport, struct cuda_flight *flight)
+static heft_cu_result ask_driver(struct cuda_flight *flight)
 {
+    const struct cuda_transport *transport = flight->transport;
     heft_cu_result result;
 
     if (heft_cuda_enter(flight->device, &flight->error)) {
@@ -81,7 +82,7 @@ static heft_cu_result ask_driver(struct cuda_transport *transport, struct cuda_f
 }
 
 /* A device that fails writes no words: from time to time the driver is asked. */
-static heft_cu_result look_at(struct cuda_transport *transport, struct cuda_flight *flight, int rarely)
+heft_cu_result cuda_flight_look(struct cuda_flight *flight, int rarely)
 {
     if (flight->word) {
         if (__atomic_load_n(flight->word, __ATOMIC_ACQUIRE) == flight->ticket)
@@ -89,18 +90,18 @@ static heft_cu_result look_at(struct cuda_transport *transport, struct cuda_flig
         if (++flight->looks % (rarely ? 8 : ASK_LOOKS))
             return HEFT_CU_NOT_READY;
     }
-    return ask_driver(transport, flight);
+    return ask_driver(flight);
 }
 
 /* One look at everything that flies; how many arrived. */
-static uint32_t look(struct cuda_transport *transport, struct cuda_flight **flying, int rarely)
+static uint32_t look(struct cuda_flight **flying, int rarely)
 {
     struct cuda_flight **at = flying;
     uint32_t count = 0;
 
     while (*at) {
         struct cuda_flight *flight = *at;
-        heft_cu_result result = look_at(transport, flight, rarely);
+        heft_cu_result result = cuda_flight_look(flight, rarely);
 
         if (result == HEFT_CU_NOT_READY) {
             at = &flight->next;
@@ -127,7 +128,7 @@ void *cuda_watch_main(void *argument)
 
         if (flying != known)
             news_ns = heft_now_ns();
-        if (look(transport, &flying, rarely) > 0)
+        if (look(&flying, rarely) > 0)
             news_ns = heft_now_ns();
         known = flying;
         if (!flying)

@@ -3,7 +3,7 @@
 """The demo: a directory, a first replica from disk, a second from the first one's memory, a third from disk and both
 replicas at once, and a fourth whose source is killed halfway. Twice: with a real model (all-MiniLM-L6-v2) and with a
 larger one that has a mixture of experts' tensor table. Every tensor's SHA-256 is compared with hashlib's, computed from
-the original files. Ends with a table and exit status 0 only if every digest is right."""
+the original files. With GPUs all of it goes to their memory. Ends with a table and exit status 0 only if every digest is right."""
 import json
 import os
 import subprocess
@@ -89,12 +89,26 @@ class Story:
         say(f"  {what}: every load ended before its source could be killed (the model is too small for that)")
 
 
-def tell(fleet, label, model, directory, kill):
+def gpus(fleet):
+    """The names that --device takes, of the GPUs of this machine."""
+    found = json.loads(fleet.run("probe", "--json", check=0)[1])["findings"]
+    return [x["what"] for x in found if x["what"].startswith("cuda:") and x["good"]]
+
+
+def tell(fleet, label, model, directory, kill, devices):
+    """With GPUs: replica 1 from disk to the first, 2 from there to the second, 3 back to the first."""
     say(f"\n{label}: {model}")
     story = Story(fleet, label, model, directory)
-    one = story.replica(f"{label}-1", "1 from disk", "--source", "file")
-    two = story.replica(f"{label}-2", "2 from replica 1", "--source", "peer")
-    three = story.replica(f"{label}-3", "3 from disk and both", "--source", "file+peer", "--max-host-memory", "64M")
+
+    def place(index):
+        return ["--device", devices[index % len(devices)]] if devices else []
+
+    def where(index):
+        return f", to {devices[index % len(devices)]}" if devices else ""
+    one = story.replica(f"{label}-1", "1 from disk" + where(0), "--source", "file", *place(0))
+    two = story.replica(f"{label}-2", "2 from replica 1" + where(1), "--source", "peer", *place(1))
+    three = story.replica(f"{label}-3", "3 from disk and both" + where(0), "--source", "file+peer", "--max-host-memory", "64M",
+                          *place(0))
     if kill:
         victims = iter([one, two])
 
@@ -105,7 +119,7 @@ def tell(fleet, label, model, directory, kill):
                 p = fleet.serve(model, f"{label}-x", directory, "--quiet")
                 p.line("serving as")
                 return p
-        story.killed_halfway("4, a source killed halfway", victim, "--source", "peer")
+        story.killed_halfway("4, a source killed halfway", victim, "--source", "peer", *place(1))
     for p in (one, two, three):
         if p.running() and p.stop() != 0:
             raise SystemExit(f"{p.name} did not stop cleanly:\n{p.text()}")
@@ -122,7 +136,9 @@ def main():
         say(fleet.run("probe", "--measure", "--path", KEEP, check=0)[1].rstrip())
         heftd = fleet.heftd()
         say(f"\nheftd listens at {heftd.address}, http://{heftd.http}/ shows the replicas")
-        stories = [tell(fleet, "minilm", small, heftd.address, False), tell(fleet, "moe", big, heftd.address, True)]
+        devices = gpus(fleet)
+        stories = [tell(fleet, "minilm", small, heftd.address, False, devices),
+                   tell(fleet, "moe", big, heftd.address, True, devices)]
         if heftd.stop() != 0:
             raise SystemExit("heftd did not stop cleanly")
     rows = [("model", "replica", "path", "bytes", "time", "rate", "of this machine's limit", "SHA-256")]

@@ -226,6 +226,7 @@ static void add_limit(json_t *report)
     char what[128] = "";
     double most = 0;
     size_t index, at;
+    int on_gpu = 0;
 
     if (heft_limits_read(&limits))
         return;
@@ -249,6 +250,12 @@ static void add_limit(json_t *report)
             } else if (strcmp(name, "tcp") == 0) {
                 add = limits.tcp;
                 label = "tcp loopback";
+            } else if (strcmp(name, "cuda") == 0) {
+                int between = real(source, "rate") > limits.gpu_in * 1.1;
+
+                add = between ? limits.gpu_gpu : limits.gpu_in;
+                label = between ? "GPU to GPU" : "host to GPU";
+                on_gpu = 1;
             }
             if (strstr(what, label))
                 continue;
@@ -257,7 +264,7 @@ static void add_limit(json_t *report)
             most += add;
         }
     }
-    if (most > limits.memcpy_all)
+    if (most > limits.memcpy_all && !on_gpu)
         most = limits.memcpy_all; /* nothing enters memory faster than it can be copied there */
     if (most <= 0)
         return;

@@ -197,14 +197,20 @@ static void print_limits(const struct heft_limits *limits)
     printf("  page cache              %s\n  disk, O_DIRECT          %s  (%s)\n  tcp loopback            %s\n",
            cli_rate(limits->page_cache), limits->disk > 0 ? cli_rate(limits->disk) : "not known",
            cli_safe(limits->path), cli_rate(limits->tcp));
+    if (limits->gpu_in > 0) {
+        printf("  pinned memory to GPU    %s\n  GPU to pinned memory    %s\n", cli_rate(limits->gpu_in),
+               cli_rate(limits->gpu_out));
+        printf("  GPU to GPU              %s\n", cli_rate(limits->gpu_gpu));
+    }
 }
 
 static json_t *limits_json(const struct heft_limits *limits)
 {
-    return json_pack("{s:f, s:f, s:f, s:f, s:f, s:f, s:f, s:i, s:s}", "memcpy_one", limits->memcpy_one,
-                     "memcpy_all", limits->memcpy_all, "first_touch", limits->first_touch, "page_cache",
-                     limits->page_cache, "disk", limits->disk, "tcp", limits->tcp, "hash", limits->hash,
-                     "threads", (int)limits->threads, "when", limits->when);
+    return json_pack("{s:f, s:f, s:f, s:f, s:f, s:f, s:f, s:f, s:f, s:f, s:i, s:s}", "memcpy_one",
+                     limits->memcpy_one, "memcpy_all", limits->memcpy_all, "first_touch", limits->first_touch,
+                     "page_cache", limits->page_cache, "disk", limits->disk, "tcp", limits->tcp, "hash",
+                     limits->hash, "gpu_in", limits->gpu_in, "gpu_out", limits->gpu_out, "gpu_gpu",
+                     limits->gpu_gpu, "threads", (int)limits->threads, "when", limits->when);
 }
 
 int cli_probe(struct cli *cli)

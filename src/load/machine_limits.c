@@ -285,6 +285,7 @@ int heft_limits_measure(const char *path, struct heft_limits *limits_out, struct
     measure_memory(&limits, error);
     measure_disk(path, &limits, error);
     measure_tcp(&limits, error);
+    heft_limits_measure_gpus(&limits, error);
     *limits_out = limits;
     return HEFT_OK;
 }
@@ -325,10 +326,12 @@ int heft_limits_write(const struct heft_limits *limits, struct heft_error *error
 
     if (rc)
         return heft_error_set(error, rc, "no folder for the measured limits: set HOME or XDG_CACHE_HOME");
-    object = json_pack("{s:f, s:f, s:f, s:f, s:f, s:f, s:f, s:i, s:s, s:s}", "memcpy_one", limits->memcpy_one,
-                       "memcpy_all", limits->memcpy_all, "first_touch", limits->first_touch, "page_cache",
-                       limits->page_cache, "disk", limits->disk, "tcp", limits->tcp, "hash", limits->hash,
-                       "threads", (int)limits->threads, "when", limits->when, "path", limits->path);
+    object = json_pack("{s:f, s:f, s:f, s:f, s:f, s:f, s:f, s:f, s:f, s:f, s:i, s:s, s:s}", "memcpy_one",
+                       limits->memcpy_one, "memcpy_all", limits->memcpy_all, "first_touch",
+                       limits->first_touch, "page_cache", limits->page_cache, "disk", limits->disk, "tcp",
+                       limits->tcp, "hash", limits->hash, "gpu_in", limits->gpu_in, "gpu_out",
+                       limits->gpu_out, "gpu_gpu", limits->gpu_gpu, "threads", (int)limits->threads, "when",
+                       limits->when, "path", limits->path);
     (void)snprintf(temporary, sizeof(temporary), "%s.%d", path, (int)getpid());
     errno = 0;
     rc = object && json_dump_file(object, temporary, JSON_INDENT(2)) == 0 && rename(temporary, path) == 0
@@ -348,10 +351,11 @@ int heft_limits_read(struct heft_limits *limits_out)
 
     if (!object)
         return HEFT_ERR_NOT_FOUND;
-    rc = json_unpack(object, "{s:F, s:F, s:F, s:F, s:F, s:F, s:F, s:i, s:s, s:s}", "memcpy_one",
-                     &limits.memcpy_one, "memcpy_all", &limits.memcpy_all, "first_touch", &limits.first_touch,
-                     "page_cache", &limits.page_cache, "disk", &limits.disk, "tcp", &limits.tcp, "hash",
-                     &limits.hash, "threads", &threads, "when", &when, "path", &where)
+    rc = json_unpack(object, "{s:F, s:F, s:F, s:F, s:F, s:F, s:F, s?F, s?F, s?F, s:i, s:s, s:s}",
+                     "memcpy_one", &limits.memcpy_one, "memcpy_all", &limits.memcpy_all, "first_touch",
+                     &limits.first_touch, "page_cache", &limits.page_cache, "disk", &limits.disk, "tcp",
+                     &limits.tcp, "hash", &limits.hash, "gpu_in", &limits.gpu_in, "gpu_out", &limits.gpu_out,
+                     "gpu_gpu", &limits.gpu_gpu, "threads", &threads, "when", &when, "path", &where)
              ? HEFT_ERR_NOT_FOUND
              : HEFT_OK;
     limits.threads = threads > 0 ? (unsigned)threads : 1;

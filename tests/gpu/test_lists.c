@@ -157,9 +157,51 @@ static void an_inline_piece_is_there_when_post_returns(void)
     gpu_free(0, from);
 }
 
+/* Agents, memory, regions, lists and digests, again and again: the device has as much free memory as before.
+ */
+static void two_hundred_rounds_leave_the_memory_as_it_was(void)
+{
+    static struct heft_run runs[ITEMS];
+    uint64_t before = 0, after = 0, to, from, digest;
+    int round, rounds = gpu_is_fake ? 50 : 205;
+
+    for (round = 0; round < rounds; round++) {
+        struct heft_region *to_region, *from_region;
+        struct heft_device_memory *memory;
+        struct heft_cuda_place place;
+        struct heft_agent *agent;
+        struct heft_xfer *xfer;
+
+        if (round == 5) /* what is made once in a process is there */
+            CHECK(!heft_cuda_free_bytes(0, &before, &gpu_error));
+        CHECK(!heft_agent_open(NULL, &agent, &gpu_error));
+        CHECK(!heft_device_memory_alloc(0, (uint64_t)64 << 20, 0, &memory, &gpu_error));
+        to_region = open_region(agent, 0, &to);
+        from_region = open_region(agent, 0, &from);
+        make_runs(runs, to_region, from_region, 1, 3);
+        CHECK(!heft_xfer_create(agent, HEFT_OP_READ, NULL, runs, ITEMS, NULL, &xfer, &gpu_error));
+        CHECK(!heft_xfer_post(xfer, &gpu_error) && heft_xfer_wait(xfer, 60000) == 0);
+        place = (struct heft_cuda_place){to, SIZE_BYTES};
+        CHECK(!heft_cuda_digest(0, &place, 1, &digest, &gpu_error));
+        CHECK(!heft_xfer_release(xfer));
+        CHECK(!heft_region_deregister(to_region, &gpu_error));
+        CHECK(!heft_region_deregister(from_region, &gpu_error));
+        gpu_free(0, to);
+        gpu_free(0, from);
+        heft_device_memory_free(memory);
+        CHECK(!heft_agent_close(agent, &gpu_error));
+    }
+    CHECK(!heft_cuda_free_bytes(0, &after, &gpu_error));
+    if (after != before)
+        (void)snprintf(gpu_error.text, sizeof(gpu_error.text), "%llu free bytes before, %llu after",
+                       (unsigned long long)before, (unsigned long long)after);
+    CHECK(after == before);
+}
+
 const struct gpu_case gpu_list_cases[] = {
     {"list: kept, and right after whatever changed", a_list_that_is_kept_is_right_after_whatever_changed, 1},
     {"list: a kept one outlives its agent", a_kept_list_outlives_its_agent, 1},
+    {"list: two hundred rounds leave the memory as it was", two_hundred_rounds_leave_the_memory_as_it_was, 1},
     {"list: an inline piece is there when post returns", an_inline_piece_is_there_when_post_returns, 1},
 };
 const size_t gpu_list_count = sizeof(gpu_list_cases) / sizeof(gpu_list_cases[0]);

@@ -175,6 +175,20 @@ def more_than_the_gpu_has_is_refused():
         return None
 
 
+def measured_limits_are_what_loads_are_held_against():
+    with f.Fleet() as fleet:
+        if gpus(fleet) == 0:
+            return "no GPU"
+        code, out, err = fleet.run("probe", "--measure", "--json", "--path", fleet.dir, limit=120)
+        limits = json.loads(out)["limits"]
+        assert code == 0 and limits["gpu_in"] > 0 and limits["gpu_out"] > 0 and limits["gpu_gpu"] > 0, (limits, err)
+        print("    " + ", ".join(f"{key} {limits[key] / 1e9:.1f} GB/s" for key in ("gpu_in", "gpu_out", "gpu_gpu")))
+        model = fleet.model(size="16M")
+        report = fleet.load(model, "--device", "cuda:0")
+        assert report["limit"]["what"] in ("host to GPU", "GPU to GPU") and report["limit"]["ratio"] > 0, report["limit"]
+        return None
+
+
 def the_plan_says_how():
     with f.Fleet() as fleet:
         if gpus(fleet) == 0:
@@ -189,4 +203,5 @@ def the_plan_says_how():
 
 f.main([disk_to_gpu_to_gpu_and_back, rates_of_larger_loads, a_host_replica_is_a_source_for_gpus,
         what_no_transport_brings_to_a_gpu_goes_by_way_of_host_memory, unverified_replicas_make_their_digests_on_the_gpu,
-        a_killed_source_leaves_nothing_behind, more_than_the_gpu_has_is_refused, the_plan_says_how])
+        a_killed_source_leaves_nothing_behind, more_than_the_gpu_has_is_refused, measured_limits_are_what_loads_are_held_against,
+        the_plan_says_how])

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* heft inspect, verify and ls: models on this machine. */
+/* heft inspect, verify and ls: models as they lie. */
 #include "cli/cli.h"
 #include "base/digest.h"
 #include "base/error.h"
@@ -190,9 +190,9 @@ static void verify_json(const struct heft_verified *verified)
         char hex[2 * HEFT_SHA256_BYTES + 1];
 
         cli_hex(file->sha256, sizeof(file->sha256), hex);
-        (void)json_array_append_new(files, json_pack("{s:o, s:s, s:b}", "name",
-                                                     safe_string(file->name, strlen(file->name)), "sha256",
-                                                     hex, "checked", file->checked));
+        (void)json_array_append_new(
+            files, json_pack("{s:o, s:s, s:b, s:s}", "name", safe_string(file->name, strlen(file->name)),
+                             "sha256", hex, "checked", file->checked, "checksum", file->checksum));
     }
     (void)snprintf(text, sizeof(text), "%016" PRIx64, verified->content_digest);
     (void)json_object_set_new(object, "verdict", json_string("ACCEPT"));
@@ -213,8 +213,9 @@ static void verify_plain(const struct heft_verified *verified, int with_tensors)
         char hex[2 * HEFT_SHA256_BYTES + 1];
 
         cli_hex(file->sha256, sizeof(file->sha256), hex);
-        printf("  sha256 %s  %s%s\n", hex, cli_safe(file->name),
-               file->checked ? "  (equals its name in the cache)" : "");
+        printf("  sha256 %s  %s%s%s%s\n", hex, cli_safe(file->name), file->checked ? "  (the " : "",
+               file->checked ? file->checksum : "",
+               file->checked ? " is the one that the cache or the store tells)" : "");
     }
     for (tensor = 0; with_tensors && tensor < heft_manifest_tensors(verified->manifest); tensor++) {
         struct heft_tensor t = {.size = sizeof(t)};

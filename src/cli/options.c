@@ -104,9 +104,10 @@ const size_t cli_option_count = sizeof(cli_options) / sizeof(cli_options[0]);
 
 const struct cli_command cli_commands[] = {
     {"load", "MODEL", "load a model into memory, from files and replicas at once, verified",
-     "MODEL is org/name[@revision] (looked up in the model cache and in the directory), or a path to a "
-     "folder or one\n"
-     ".safetensors file.\n\n"
+     "MODEL is org/name[@revision] (looked up in the model cache and in the directory), a path to a folder "
+     "or "
+     "one\n"
+     ".safetensors file, or a URL: s3://, gs://, az://, hf://org/name (the hub itself), http(s)://.\n\n"
      "  heft load ./model                                      from this machine's files\n"
      "  heft load org/name --directory 127.0.0.1:8001 --stay   from replicas and files, then serve it too\n"
      "  heft load ./model --ranks 4 --rank 1 --split column    only what rank 1 of 4 keeps\n",
@@ -119,10 +120,13 @@ const struct cli_command cli_commands[] = {
      "Reads headers only.\n\n  heft inspect ./model --tensors\n  heft inspect ./model/model.safetensors "
      "--json\n",
      CLI_COMMON | CLI_MODEL | CLI_INSPECT, 1, 1, cli_inspect},
-    {"verify", "MODEL", "read every byte and check it: structure, checksums of the cache, digests",
-     "Files whose cache name is their SHA-256 are checked against it. Prints each file's SHA-256 and the "
-     "model's digest,\n"
-     "the same that replicas publish.\n\n  heft verify org/name\n",
+    {"verify", "MODEL", "read every byte and check it: structure, checksums of cache or store, digests",
+     "Files whose cache name is their SHA-256 are checked against it, objects against the checksum that "
+     "their "
+     "store keeps.\n"
+     "Prints each file's SHA-256 and the model's digest, the same that replicas publish.\n\n"
+     "  heft verify org/name\n"
+     "  heft verify s3://bucket/models/llama\n",
      CLI_COMMON | CLI_MODEL | CLI_VERIFY, 1, 1, cli_verify},
     {"plan", "MODEL", "what a load would move, from where, by which route, and why (moves nothing)",
      "  heft plan ./model --directory 127.0.0.1:8001 --ranks 2 --rank 0\n", LOADING, 1, 1, cli_plan},

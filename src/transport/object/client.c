@@ -323,6 +323,102 @@ int heft_object_head(const struct heft_object_limits *limits, struct heft_object
     return HEFT_OK;
 }
 
+/* ---- whole objects ---- */
+
+static int from_hex(const char *text, size_t digits, uint8_t *bytes_out)
+{
+    size_t at;
+
+    if (strspn(text, "0123456789abcdef") < digits)
+        return 0;
+    for (at = 0; at < digits; at += 2) {
+        const char pair[3] = {text[at], text[at + 1], 0};
+
+        bytes_out[at / 2] = (uint8_t)strtoul(pair, NULL, 16);
+    }
+    return 1;
+}
+
+/* An ETag of S3 is the MD5 of what was put in one piece. */
+static void take_etag(const struct heft_object *object, const struct heft_object_reply *reply,
+                      struct heft_checksum *checksum)
+{
+    if (checksum->kind < HEFT_CHECKSUM_MD5 && object->service == HEFT_OBJECT_S3 && !reply->is_encrypted &&
+        strlen(reply->etag) == 34 && from_hex(reply->etag + 1, 32, checksum->bytes))
+        checksum->kind = HEFT_CHECKSUM_MD5;
+}
+
+int heft_object_checksum(struct heft_object_client *client, const char *url, const char *version,
+                         struct heft_checksum *checksum_out, struct heft_error *error)
+{
+    struct heft_error local = HEFT_ERROR_INIT;
+    struct asking asking = {.error = error ? error : &local};
+    struct heft_checksum checksum = {0};
+    struct heft_object *object;
+    int rc = make_object(client, url, &object, asking.error);
+
+    if (rc)
+        return rc;
+    if (version && strlen(version) < sizeof(object->version))
+        memcpy(object->version, version, strlen(version) + 1);
+    if (object->service == HEFT_OBJECT_HUB) { /* its listing told */
+        if (strlen(object->version) == 64 && from_hex(object->version, 64, checksum.bytes))
+            checksum.kind = HEFT_CHECKSUM_SHA256;
+    } else if (object->service != HEFT_OBJECT_WEB) {
+        asking.exchange.object = object;
+        asking.exchange.kind = HEFT_OBJECT_HEAD;
+        rc = run_all(client, &asking, 1, asking.error);
+        if (!rc)
+            rc = asking.status;
+        checksum = asking.exchange.reply.checksum;
+        take_etag(object, &asking.exchange.reply, &checksum);
+    }
+    heft_object_free(object);
+    if (!rc)
+        *checksum_out = checksum;
+    return rc;
+}
+
+#define STREAM_PARTS 8u
+
+int heft_object_stream(struct heft_object_client *client, const struct heft_object_stream *stream,
+                       struct heft_error *error)
+{
+    struct heft_object_fetch fetches[STREAM_PARTS];
+    uint64_t at = 0, end;
+    size_t count, index;
+    int rc = HEFT_OK;
+
+    while (!rc && at < stream->size_bytes) {
+        for (count = 0, end = at; count < STREAM_PARTS && end < stream->size_bytes; count++) {
+            uint64_t left = stream->size_bytes - end;
+
+            fetches[count] = (struct heft_object_fetch){
+                .url = stream->url,
+                .version = stream->version,
+                .offset = end,
+                .bytes = left < HEFT_OBJECT_PART_BYTES ? left : HEFT_OBJECT_PART_BYTES,
+                .object_bytes = stream->size_bytes};
+            end += fetches[count].bytes;
+        }
+        rc = heft_object_fetch_all(client, fetches, count, error);
+        for (index = 0; index < count; index++) {
+            if (!rc && fetches[index].status) {
+                rc = fetches[index].status;
+                if (error)
+                    *error = fetches[index].error;
+            }
+            if (!rc && fetches[index].data.size != fetches[index].bytes)
+                rc = heft_error_set(error, HEFT_ERR_CHANGED, "the object became shorter while it was read");
+            if (!rc)
+                rc = stream->take(stream->context, fetches[index].data.data, fetches[index].data.size, error);
+            heft_buf_free(&fetches[index].data);
+        }
+        at = end;
+    }
+    return rc;
+}
+
 /* ---- listings ---- */
 
 static int add_page(struct heft_s3_page *all, struct heft_s3_page *page, size_t limit,

@@ -331,10 +331,67 @@ static void keep_text(char *to, size_t size, const char *value)
     memcpy(to, value, strlen(value) + 1);
 }
 
+/* A checksum in base64, kept when it is better than the one that is there. */
+static void keep_checksum(struct heft_object_reply *reply, enum heft_checksum_kind kind, const char *value)
+{
+    struct heft_checksum checksum = {.kind = kind};
+
+    /* "...-3" is made of the checksums of three parts, and says nothing of the whole */
+    if (kind > reply->checksum.kind &&
+        heft_object_from_base64(value, checksum.bytes, sizeof(checksum.bytes)) ==
+            (int64_t)heft_checksum_size(kind))
+        reply->checksum = checksum;
+}
+
+/* "crc32c=...,md5=..." */
+static void read_google_hash(struct heft_object_reply *reply, const char *value)
+{
+    while (*value) {
+        size_t size = strcspn(value, ",");
+        char text[80];
+
+        (void)snprintf(text, sizeof(text), "%.*s", (int)(size < 79 ? size : 79), value + strspn(value, " "));
+        if (strncasecmp(text, "crc32c=", 7) == 0)
+            keep_checksum(reply, HEFT_CHECKSUM_CRC32C, text + 7);
+        else if (strncasecmp(text, "md5=", 4) == 0)
+            keep_checksum(reply, HEFT_CHECKSUM_MD5, text + 4);
+        value += size + (value[size] == ',');
+    }
+}
+
+/* 1: it was a header of a checksum. */
+static int read_checksum(struct heft_object_reply *reply, const char *name, const char *value)
+{
+    static const struct {
+        const char *name;
+        enum heft_checksum_kind kind;
+    } names[] = {{"x-amz-checksum-crc32", HEFT_CHECKSUM_CRC32},
+                 {"x-amz-checksum-crc32c", HEFT_CHECKSUM_CRC32C},
+                 {"x-amz-checksum-crc64nvme", HEFT_CHECKSUM_CRC64NVME},
+                 {"x-amz-checksum-sha1", HEFT_CHECKSUM_SHA1},
+                 {"x-amz-checksum-sha256", HEFT_CHECKSUM_SHA256},
+                 {"x-ms-blob-content-md5", HEFT_CHECKSUM_MD5},
+                 {"content-md5", HEFT_CHECKSUM_MD5}};
+    size_t index;
+
+    if (strcasecmp(name, "x-goog-hash") == 0) {
+        read_google_hash(reply, value);
+        return 1;
+    }
+    for (index = 0; index < sizeof(names) / sizeof(names[0]); index++)
+        if (strcasecmp(name, names[index].name) == 0) {
+            keep_checksum(reply, names[index].kind, value);
+            return 1;
+        }
+    return 0;
+}
+
 static void read_header(struct heft_object_reply *reply, const char *name, const char *value)
 {
     const char *at = value;
 
+    if (read_checksum(reply, name, value))
+        return;
     if (strcasecmp(name, "content-length") == 0)
         reply->has_length = number_at(&at, &reply->length) && *at == 0;
     else if (strcasecmp(name, "content-range") == 0)
@@ -363,6 +420,8 @@ static void read_header(struct heft_object_reply *reply, const char *name, const
         keep_text(reply->commit, sizeof(reply->commit), value);
     else if (strcasecmp(name, "location") == 0)
         keep_text(reply->location, sizeof(reply->location), value);
+    else if (strncasecmp(name, "x-amz-server-side-encryption", 28) == 0)
+        reply->is_encrypted |= strcasecmp(value, "AES256") != 0 || name[28] != 0;
     else if (strcasecmp(name, "accept-ranges") == 0)
         reply->ranges_refused = strcasecmp(value, "none") == 0;
 }

@@ -30,6 +30,7 @@
 #include <heft/error.h>
 
 #include "base/buf.h"
+#include "base/checksum.h"
 #include "base/digest.h"
 #include "format/hub_files.h"
 #include "format/s3_xml.h"
@@ -102,9 +103,10 @@ struct heft_sigv4 {
     const char *access_key, *secret_key, *session_token; /* token NULL: none */
     const char *time;                                    /* "20130524T000000Z" */
     const char *payload_hash;                            /* hex; NULL: of no payload */
+    int checksum_mode;                                   /* "x-amz-checksum-mode: ENABLED" is sent */
 };
-/* The value of the Authorization header; signed headers: host, x-amz-content-sha256, x-amz-date and, with a
- * token, x-amz-security-token. TOO_LARGE when it does not fit. */
+/* The value of the Authorization header; signed headers: host, x-amz-content-sha256, x-amz-date and, when
+ * they are sent, x-amz-checksum-mode and x-amz-security-token. TOO_LARGE when it does not fit. */
 int heft_sigv4_sign(const struct heft_sigv4 *what, char *text_out, size_t size_bytes);
 extern const char heft_sigv4_no_payload[];
 
@@ -262,7 +264,9 @@ struct heft_object_reply {
     char fault[64], message[192]; /* the service's own words in headers: Azure's, the hub's */
     char linked_etag[HEFT_OBJECT_VERSION_BYTES], commit[64]; /* the hub's */
     char location[2048];
-    uint64_t body_bytes; /* of this answer */
+    struct heft_checksum checksum; /* of the whole object: the best that was told */
+    int is_encrypted;              /* S3: its ETag is no MD5 */
+    uint64_t body_bytes;           /* of this answer */
 };
 
 enum heft_object_kind { HEFT_OBJECT_RANGE, HEFT_OBJECT_WHOLE, HEFT_OBJECT_HEAD, HEFT_OBJECT_LIST };
@@ -361,6 +365,20 @@ struct heft_object_fetch {
 /* 0 when it could try; each fetch has its own outcome. Frees nothing of the fetches. */
 int heft_object_fetch_all(struct heft_object_client *client, struct heft_object_fetch *fetches, size_t count,
                           struct heft_error *error);
+/* An object's bytes from the first to the last, in order, read in several parts at once. */
+struct heft_object_stream {
+    const char *url;
+    const char *version; /* what it must be */
+    uint64_t size_bytes; /* likewise */
+    /* In order; not 0 ends it with that code, and the error that it set. */
+    int (*take)(void *context, const uint8_t *data, size_t size, struct heft_error *error);
+    void *context;
+};
+int heft_object_stream(struct heft_object_client *client, const struct heft_object_stream *stream,
+                       struct heft_error *error);
+/* What the store says that the whole object's checksum is; kind NONE when it tells none. */
+int heft_object_checksum(struct heft_object_client *client, const char *url, const char *version,
+                         struct heft_checksum *checksum_out, struct heft_error *error);
 /* Size and version of what an object is now; the object is filled. */
 int heft_object_head(const struct heft_object_limits *limits, struct heft_object *object,
                      struct heft_error *error);

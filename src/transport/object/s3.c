@@ -96,6 +96,12 @@ static void find_place(const struct heft_object_exchange *exchange, struct place
     heft_buf_u8(&place->path, 0);
 }
 
+/* S3 tells an object's checksum only when it is asked to. */
+static int wants_checksum(const struct heft_object_exchange *exchange)
+{
+    return exchange->kind == HEFT_OBJECT_HEAD && exchange->object->service == HEFT_OBJECT_S3;
+}
+
 static int add_signature(struct heft_object_exchange *exchange, const struct place *place,
                          const struct heft_object_secrets *secrets)
 {
@@ -111,6 +117,7 @@ static int add_signature(struct heft_object_exchange *exchange, const struct pla
                               .access_key = secrets->access_key,
                               .secret_key = secrets->secret_key,
                               .session_token = secrets->token,
+                              .checksum_mode = wants_checksum(exchange),
                               .time = when};
     int rc;
 
@@ -159,6 +166,8 @@ int heft_object_s3_request(struct heft_object_exchange *exchange)
     rc = place.path.failed;
     if (!rc)
         rc = add_secrets(exchange, &place);
+    if (!rc && wants_checksum(exchange))
+        rc = heft_object_add_header(exchange, "x-amz-checksum-mode: ENABLED");
     if (!rc && asprintf(&url, "%s://%s%s%s%s", place.scheme, place.host, (const char *)place.path.data,
                         exchange->query ? "?" : "", exchange->query ? exchange->query : "") < 0)
         rc = HEFT_ERR_NO_MEMORY;

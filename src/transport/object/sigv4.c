@@ -50,18 +50,20 @@ static int make_key(const struct heft_sigv4 *what, uint8_t key_out[HEFT_SHA256_B
 
 int heft_sigv4_sign(const struct heft_sigv4 *what, char *text_out, size_t size_bytes)
 {
-    static const char with_token[] = "host;x-amz-content-sha256;x-amz-date;x-amz-security-token";
-    static const char without_token[] = "host;x-amz-content-sha256;x-amz-date";
-    const char *names = what->session_token ? with_token : without_token;
+    const char *mode = what->checksum_mode ? "x-amz-checksum-mode:ENABLED\n" : "";
+    char names[96];
     const char *payload = what->payload_hash ? what->payload_hash : heft_sigv4_no_payload;
     uint8_t digest[HEFT_SHA256_BYTES], key[HEFT_SHA256_BYTES];
     char digest_hex[HEFT_SHA256_BYTES * 2 + 1], scope[160], to_sign[320];
     struct heft_buf request;
     int size, failed;
 
+    (void)snprintf(names, sizeof(names), "host;%sx-amz-content-sha256;x-amz-date%s",
+                   what->checksum_mode ? "x-amz-checksum-mode;" : "",
+                   what->session_token ? ";x-amz-security-token" : "");
     heft_buf_init(&request, SIZE_MAX);
-    heft_buf_printf(&request, "%s\n%s\n%s\nhost:%s\nx-amz-content-sha256:%s\nx-amz-date:%s\n", what->method,
-                    what->path, what->query, what->host, payload, what->time);
+    heft_buf_printf(&request, "%s\n%s\n%s\nhost:%s\n%sx-amz-content-sha256:%s\nx-amz-date:%s\n", what->method,
+                    what->path, what->query, what->host, mode, payload, what->time);
     if (what->session_token)
         heft_buf_printf(&request, "x-amz-security-token:%s\n", what->session_token);
     heft_buf_printf(&request, "\n%s\n%s", names, payload);

@@ -1,0 +1,82 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Checksums of stores, against the published check values of "123456789", and in any pieces. */
+#include "base/checksum.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+static const struct {
+    enum heft_checksum_kind kind;
+    const uint8_t bytes[20];
+} checks[] = {
+    {HEFT_CHECKSUM_CRC32, {0xcb, 0xf4, 0x39, 0x26}},
+    {HEFT_CHECKSUM_CRC32C, {0xe3, 0x06, 0x92, 0x83}},
+    {HEFT_CHECKSUM_CRC64NVME, {0xae, 0x8b, 0x14, 0x86, 0x0a, 0x79, 0x98, 0x88}},
+    {HEFT_CHECKSUM_MD5,
+     {0x25, 0xf9, 0xe7, 0x94, 0x32, 0x3b, 0x45, 0x38, 0x85, 0xf5, 0x18, 0x1f, 0x1b, 0x62, 0x4d, 0x0b}},
+    {HEFT_CHECKSUM_SHA1, {0xf7, 0xc3, 0xbc, 0x1d, 0x80, 0x8e, 0x04, 0x73, 0x2a, 0xdf,
+                          0x67, 0x99, 0x65, 0xcc, 0xc3, 0x4c, 0xa7, 0xae, 0x34, 0x41}},
+};
+
+static void the_published_check_values_come_out(void **state)
+{
+    size_t index;
+
+    (void)state;
+    for (index = 0; index < sizeof(checks) / sizeof(checks[0]); index++) {
+        struct heft_checksum_state *making = heft_checksum_begin(checks[index].kind);
+        struct heft_checksum made;
+
+        assert_non_null(making);
+        heft_checksum_add(making, "123456789", 9);
+        heft_checksum_end(making, &made);
+        assert_int_equal(made.kind, checks[index].kind);
+        assert_memory_equal(made.bytes, checks[index].bytes, heft_checksum_size(made.kind));
+    }
+}
+
+static void pieces_do_not_matter(void **state)
+{
+    uint8_t data[4099];
+    enum heft_checksum_kind kind;
+    size_t at, step;
+
+    (void)state;
+    for (at = 0; at < sizeof(data); at++)
+        data[at] = (uint8_t)(at * 131 + (at >> 5));
+    for (kind = HEFT_CHECKSUM_CRC32; kind < HEFT_CHECKSUM_KINDS; kind++) {
+        struct heft_checksum whole, parts;
+        struct heft_checksum_state *making = heft_checksum_begin(kind);
+
+        heft_checksum_add(making, data, sizeof(data));
+        heft_checksum_end(making, &whole);
+        making = heft_checksum_begin(kind);
+        for (at = 0, step = 1; at < sizeof(data); at += step, step = step % 37 + 1) {
+            if (step > sizeof(data) - at)
+                step = sizeof(data) - at;
+            heft_checksum_add(making, data + at, step);
+        }
+        heft_checksum_end(making, &parts);
+        assert_memory_equal(&whole, &parts, sizeof(whole));
+        data[17] ^= 1;
+        making = heft_checksum_begin(kind);
+        heft_checksum_add(making, data, sizeof(data));
+        heft_checksum_end(making, &parts);
+        assert_memory_not_equal(whole.bytes, parts.bytes, heft_checksum_size(kind));
+        data[17] ^= 1;
+    }
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(the_published_check_values_come_out),
+        cmocka_unit_test(pieces_do_not_matter),
+    };
+
+    return cmocka_run_group_tests_name("checksum", tests, NULL, NULL);
+}

@@ -18,19 +18,26 @@ struct heft_replica;
 struct heft_directory;
 
 /*
- * Opens a directory: "HOST:PORT" or "grpc://HOST:PORT" is a heftd (needs libheft-control), "file:PATH" a
- * static file. The record of a replica holds its token: publishing over a connection that is neither loopback
- * nor TLS is refused (DENIED) unless allow_plain is set.
+ * Opens a directory: "HOST:PORT" or "grpc://HOST:PORT" is a heftd, "etcd://HOST:PORT[,HOST:PORT...][/PREFIX]"
+ * an etcd cluster (version 3.4 or newer; "etcds://" with TLS; PREFIX of all keys, "heft"), both of which need
+ * libheft-control; "file:PATH" is a static file. Records hold tokens: publishing over a connection that is
+ * neither loopback nor TLS is refused (DENIED) unless allow_plain is set, and so is a password. The files are
+ * read here, once. Options that the address has no use for are refused (INVALID).
  */
 struct heft_directory_options {
     size_t size;
     const char *address;
     uint32_t timeout_ms; /* of one call; 0: 5000 */
     int allow_plain;
+    const char *user; /* etcd: with password_file, whose first line counts */
+    const char *password_file;
+    const char *ca_file;          /* etcds: PEM; NULL: the system's */
+    const char *certificate_file; /* etcds: with key_file, what this side shows; NULL: nothing */
+    const char *key_file;
 };
-#define HEFT_DIRECTORY_OPTIONS_INIT                    \
-    {                                                  \
-        sizeof(struct heft_directory_options), 0, 0, 0 \
+#define HEFT_DIRECTORY_OPTIONS_INIT                                   \
+    {                                                                 \
+        sizeof(struct heft_directory_options), 0, 0, 0, 0, 0, 0, 0, 0 \
     }
 int heft_directory_open(const struct heft_directory_options *options, struct heft_directory **directory_out,
                         struct heft_error *error);

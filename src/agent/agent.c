@@ -473,6 +473,7 @@ int heft_agent_close(struct heft_agent *agent, struct heft_error *error)
     heft_documents_clear(agent);
     heft_telemetry_unlink(&agent->telemetry);
     heft_secure_close(agent);
+    heft_regions_hooks_clear(agent);
     heft_agent_unref(agent);
     return 0;
 }

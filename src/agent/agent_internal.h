@@ -46,6 +46,8 @@ struct heft_tether;
 struct heft_listener;
 struct heft_document;
 struct heft_secure;
+struct heft_departed;
+struct heft_regions_hook;
 
 /* ---- transports ---- */
 
@@ -100,6 +102,10 @@ struct heft_agent {
     uint64_t region_mark;
     struct heft_job announce_job;
     int announce_queued; /* under region_lock */
+    /* What went, for metadata since an epoch (metadata.h): a ring. departed_floor: no answer before it. */
+    struct heft_departed *departed;
+    uint64_t departed_count, departed_floor;
+    struct heft_regions_hook *regions_hooks;
 
     /* Transfers. */
     pthread_mutex_t active_lock;
@@ -244,6 +250,9 @@ int heft_host_pin_region(void *agent, uint64_t region_id, uint64_t offset_bytes,
 void heft_host_unpin_region(void *agent, struct heft_transport_region *region);
 void heft_host_count_served(void *agent, uint64_t bytes);
 void heft_host_count_retries(void *agent, uint32_t index, uint64_t count);
+/* The regions changed: tells whoever hooked in. region_lock held. */
+void heft_regions_changed(struct heft_agent *agent);
+void heft_regions_hooks_clear(struct heft_agent *agent);
 /* Deregisters everything; the agent has no transfers, sessions or peers any more. */
 void heft_regions_clear(struct heft_agent *agent);
 

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Regions of this agent, and the pins that keep regions (own and peers') in place. */
 #include "agent/agent_internal.h"
+#include "agent/metadata.h"
 
 #include "base/clock.h"
 #include "base/error.h"
@@ -341,6 +342,8 @@ int heft_region_register(struct heft_agent *agent, const struct heft_region_opti
     announced = (options.flags & REGION_FLAGS_ALL) && !agent->announce_queued;
     agent->announce_queued |= announced;
     HEFT_GAUGE(agent, regions, agent->regions.count);
+    if (options.flags & REGION_FLAGS_ALL)
+        heft_regions_changed(agent);
     (void)pthread_mutex_unlock(&agent->region_lock);
     HEFT_COUNT(agent, registrations, 1);
     HEFT_COUNT(agent, region_bytes, region->t.length_bytes);
@@ -409,6 +412,8 @@ int heft_region_deregister(struct heft_region *region, struct heft_error *error)
         HEFT_GAUGE(agent, regions, agent->regions.count);
         agent->region_epoch++;
         if (region->t.flags & REGION_FLAGS_ALL) {
+            heft_departed_add(agent, agent->region_epoch, id);
+            heft_regions_changed(agent);
             (void)pthread_mutex_unlock(&agent->region_lock);
             heft_agent_run_on(agent->control, withdraw_on_control, &call);
             (void)pthread_mutex_lock(&agent->region_lock);

@@ -209,6 +209,8 @@ void heft_remote_gone(struct heft_peer *peer, const struct heft_frame *frame, co
     }
     (void)pthread_mutex_lock(&peer->map_lock);
     (void)pthread_mutex_lock(&agent->region_lock);
+    if (ids.epoch > peer->region_epoch)
+        peer->region_epoch = ids.epoch;
     for (index = 0; index < ids.count; index++) {
         struct heft_region *region = heft_region_find(&peer->regions, heft_wire_get_id(&ids, index));
 

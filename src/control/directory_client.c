@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* A directory that is a heftd: each call of the table is one unary call, asked twice at most. */
 #include "base/error.h"
+#include "control/etcd_directory.h"
 #include "control/grpc_client.h"
 #include "control/record_proto.h"
 #include "directory.pb-c.h"
@@ -16,6 +17,7 @@
 struct grpc_directory {
     struct heft_directory base;
     struct heft_grpc_client *client;
+    uint32_t timeout_ms;
     int allow_plain;
 };
 
@@ -24,26 +26,19 @@ static struct grpc_directory *self_of(struct heft_directory *directory)
     return (struct grpc_directory *)directory;
 }
 
-/* Encodes, calls, decodes into the arena. */
-static int call(struct grpc_directory *self, struct heft_grpc_unary *unary, const void *message,
-                const ProtobufCMessageDescriptor *answer, struct heft_proto_arena *arena, void **answer_out,
-                struct heft_error *error)
+/* Calls with the bytes in `request`, decodes into the arena. */
+static int call_bytes(struct grpc_directory *self, struct heft_grpc_unary *unary,
+                      const struct heft_buf *request, const ProtobufCMessageDescriptor *answer,
+                      struct heft_proto_arena *arena, void **answer_out, struct heft_error *error)
 {
-    struct heft_buf request, reply;
+    struct heft_buf reply;
     int result;
 
-    heft_buf_init(&request, HEFT_GRPC_MAX_MESSAGE_BYTES);
     heft_buf_init(&reply, HEFT_GRPC_MAX_MESSAGE_BYTES);
     unary->is_idempotent = 1;
-    result = heft_proto_encode(message, &request);
-    if (result) {
-        (void)heft_error_set(error, result, "%s: the message can't be made: %s (limit %zu bytes)",
-                             unary->method, heft_error_text(result), HEFT_GRPC_MAX_MESSAGE_BYTES);
-    } else {
-        unary->data = request.data;
-        unary->size_bytes = request.size;
-        result = heft_grpc_client_call(self->client, unary, &reply, error);
-    }
+    unary->data = request->data;
+    unary->size_bytes = request->size;
+    result = heft_grpc_client_call(self->client, unary, &reply, error);
     if (!result) {
         heft_proto_arena_init(arena, reply.size);
         *answer_out = heft_proto_decode(arena, answer, reply.data, reply.size);
@@ -54,8 +49,26 @@ static int call(struct grpc_directory *self, struct heft_grpc_unary *unary, cons
                                     self->base.address, unary->method, reply.size);
         }
     }
-    heft_buf_free(&request);
     heft_buf_free(&reply);
+    return result;
+}
+
+/* Encodes, calls, decodes into the arena. */
+static int call(struct grpc_directory *self, struct heft_grpc_unary *unary, const void *message,
+                const ProtobufCMessageDescriptor *answer, struct heft_proto_arena *arena, void **answer_out,
+                struct heft_error *error)
+{
+    struct heft_buf request;
+    int result;
+
+    heft_buf_init(&request, HEFT_GRPC_MAX_MESSAGE_BYTES);
+    result = heft_proto_encode(message, &request);
+    if (result)
+        (void)heft_error_set(error, result, "%s: the message can't be made: %s (limit %zu bytes)",
+                             unary->method, heft_error_text(result), HEFT_GRPC_MAX_MESSAGE_BYTES);
+    else
+        result = call_bytes(self, unary, &request, answer, arena, answer_out, error);
+    heft_buf_free(&request);
     return result;
 }
 
@@ -70,10 +83,10 @@ static int publish(struct heft_directory *directory, const struct heft_record *r
                    struct heft_error *error)
 {
     struct grpc_directory *self = self_of(directory);
-    struct heft_grpc_unary unary = {.method = "/heft.v1.Directory/Publish", .is_idempotent = 1};
-    struct heft_buf body, request, reply;
+    struct heft_grpc_unary unary = {.method = "/heft.v1.Directory/Publish"};
+    struct heft_buf body, request;
     struct heft_proto_arena arena;
-    Heft__V1__PublishResponse *answer;
+    void *answer;
     uint8_t head[11];
     int result;
 
@@ -85,7 +98,6 @@ static int publish(struct heft_directory *directory, const struct heft_record *r
             record->name, directory->address);
     heft_buf_init(&body, HEFT_GRPC_MAX_MESSAGE_BYTES);
     heft_buf_init(&request, HEFT_GRPC_MAX_MESSAGE_BYTES);
-    heft_buf_init(&reply, HEFT_GRPC_MAX_MESSAGE_BYTES);
     result = heft_record_proto_encode(record, &body, error);
     if (!result) { /* PublishRequest is one field: tag, length, record */
         head[0] = 1 << 3 | 2;
@@ -96,24 +108,16 @@ static int publish(struct heft_directory *directory, const struct heft_record *r
                 heft_error_set(error, request.failed, "record '%s': %s (a message's limit is %zu bytes)",
                                record->name, heft_error_text(request.failed), HEFT_GRPC_MAX_MESSAGE_BYTES);
     }
+    if (!result)
+        result = call_bytes(self, &unary, &request, &heft__v1__publish_response__descriptor, &arena, &answer,
+                            error);
     if (!result) {
-        unary.data = request.data;
-        unary.size_bytes = request.size;
-        result = heft_grpc_client_call(self->client, &unary, &reply, error);
-    }
-    if (!result) {
-        heft_proto_arena_init(&arena, reply.size);
-        answer = heft_proto_decode(&arena, &heft__v1__publish_response__descriptor, reply.data, reply.size);
-        if (!answer)
-            result = heft_error_set(error, HEFT_ERR_PROTOCOL,
-                                    "heftd at %s answered Publish with malformed bytes", directory->address);
-        else if (epoch_out)
-            *epoch_out = answer->epoch;
+        if (epoch_out)
+            *epoch_out = ((Heft__V1__PublishResponse *)answer)->epoch;
         heft_proto_arena_free(&arena);
     }
     heft_buf_free(&body);
     heft_buf_free(&request);
-    heft_buf_free(&reply);
     return result;
 }
 
@@ -214,6 +218,7 @@ static int list_records(struct heft_directory *directory, const struct heft_reco
         request.stage = heft_proto_text(query->stage);
         request.name = heft_proto_text(query->name);
         request.all = query->all;
+        request.agents = query->agents;
     }
     do {
         const Heft__V1__ListResponse *page;
@@ -226,6 +231,8 @@ static int list_records(struct heft_directory *directory, const struct heft_reco
         page = answer;
         result = add_page(&list, page, after, error);
         list.epoch = page->epoch;
+        if (!after) /* what changes while the pages come is told again by Changes */
+            list.revision = page->revision;
         more = page->more && page->n_records > 0;
         heft_proto_arena_free(&arena);
         after = list.count ? list.records[list.count - 1].name : NULL;
@@ -238,6 +245,69 @@ static int list_records(struct heft_directory *directory, const struct heft_reco
     return 0;
 }
 
+static int take_changes(const Heft__V1__ChangesResponse *answer, struct heft_directory_changes *changes,
+                        struct heft_error *error)
+{
+    struct heft_record_list *list = &changes->records;
+    size_t index;
+    int result = 0;
+
+    changes->must_list = answer->must_list;
+    list->records = calloc(answer->n_records + 1, sizeof(*list->records));
+    if (!list->records)
+        result = heft_error_set(error, HEFT_ERR_NO_MEMORY, "reading changes: out of memory");
+    for (index = 0; !result && index < answer->n_records; index++) {
+        result = heft_record_proto_read(answer->records[index], &list->records[list->count], error);
+        list->count += !result;
+    }
+    for (index = 0; !result && index < answer->n_gone; index++)
+        result = heft_directory_changes_gone(changes, answer->gone[index]);
+    return result;
+}
+
+static int changed(struct heft_directory *directory, struct heft_directory_cursor *cursor, uint32_t wait_ms,
+                   struct heft_directory_changes *changes_out, struct heft_error *error)
+{
+    struct grpc_directory *self = self_of(directory);
+    struct heft_grpc_unary unary = {.method = "/heft.v1.Directory/Changes"};
+    Heft__V1__ChangesRequest request = HEFT__V1__CHANGES_REQUEST__INIT;
+    struct heft_directory_changes changes = {0};
+    const Heft__V1__ChangesResponse *answer;
+    struct heft_proto_arena arena;
+    void *message;
+    int result;
+
+    request.epoch = cursor->epoch;
+    request.revision = cursor->revision;
+    request.wait_ms = wait_ms;
+    unary.timeout_ms = wait_ms + self->timeout_ms;
+    result = call(self, &unary, &request, &heft__v1__changes_response__descriptor, &arena, &message, error);
+    if (result)
+        return result;
+    answer = message;
+    result = take_changes(answer, &changes, error);
+    if (result) {
+        heft_directory_changes_free(&changes);
+    } else {
+        cursor->epoch = answer->epoch;
+        cursor->revision = answer->revision;
+        *changes_out = changes;
+    }
+    heft_proto_arena_free(&arena);
+    return result;
+}
+
+static void end_changes(struct heft_directory *directory, struct heft_directory_cursor *cursor)
+{
+    (void)directory; /* each call stands for itself */
+    (void)cursor;
+}
+
+static void interrupt(struct heft_directory *directory, pthread_t thread)
+{
+    heft_grpc_client_interrupt(self_of(directory)->client, thread);
+}
+
 static void close_directory(struct heft_directory *directory)
 {
     struct grpc_directory *self = self_of(directory);
@@ -246,17 +316,20 @@ static void close_directory(struct heft_directory *directory)
     free(self);
 }
 
-static const struct heft_directory_ops grpc_directory_ops = {publish, renew, withdraw, list_records,
-                                                             close_directory};
+static const struct heft_directory_ops grpc_directory_ops = {
+    publish, renew, withdraw, list_records, close_directory, changed, end_changes, interrupt};
 
 int heft_control_open_directory(const struct heft_directory_options *options,
                                 struct heft_directory **directory_out, struct heft_error *error)
 {
     struct heft_grpc_client_options client_options = {
         .address = options->address, .service = "heftd", .timeout_ms = options->timeout_ms};
-    struct grpc_directory *self = calloc(1, sizeof(*self));
+    struct grpc_directory *self;
     int result;
 
+    if (strncmp(options->address, "etcd://", 7) == 0 || strncmp(options->address, "etcds://", 8) == 0)
+        return heft_etcd_directory_open(options, directory_out, error);
+    self = calloc(1, sizeof(*self));
     if (!self)
         return heft_error_set(error, HEFT_ERR_NO_MEMORY, "directory %s: out of memory", options->address);
     result = heft_grpc_client_open(&client_options, &self->client, error);
@@ -265,6 +338,7 @@ int heft_control_open_directory(const struct heft_directory_options *options,
         return heft_error_prefix(error, result, "directory");
     }
     self->base.ops = &grpc_directory_ops;
+    self->timeout_ms = options->timeout_ms ? options->timeout_ms : 5000;
     self->allow_plain = options->allow_plain;
     (void)snprintf(self->base.address, sizeof(self->base.address), "%s", options->address);
     *directory_out = &self->base;

@@ -9,6 +9,9 @@
  * Only one event of a call is outstanding at any time, so a call needs no lock of its own: its state is
  * stored with release order before a batch begins and loaded with acquire order when its event comes. The
  * list of active calls exists for the sweep, which cancels those that last too long.
+ *
+ * A call whose handler says LATER is parked between RECEIVING and ANSWERING: no event is outstanding, and a
+ * thread of its own asks the handler again, after a poke or when its time is over.
  */
 #include "control/grpc_server.h"
 #include "base/clock.h"
@@ -34,6 +37,7 @@
 #define SERVER_SLOTS 16u /* calls offered to gRPC ahead of their arrival */
 #define SERVER_MEMORY_BYTES ((size_t)128 << 20)
 #define SERVER_SWEEP_MS 500
+#define SERVER_PARK_TICK_MS 100u
 
 enum call_state { CALL_WAITING, CALL_RECEIVING, CALL_ANSWERING };
 
@@ -56,6 +60,8 @@ struct server_call {
     int is_active; /* in the list, counted */
     uint64_t begin_ns;
     struct server_call *next, *previous;
+    struct server_call *next_parked;
+    uint64_t wake_ms; /* age */
 };
 
 struct heft_grpc_server {
@@ -74,6 +80,11 @@ struct heft_grpc_server {
     struct server_call *active;
     struct heft_grpc_server_counts counts;
     uint64_t swept_ns;
+    struct server_call *parked;
+    uint32_t parked_count;
+    pthread_t waiter;
+    pthread_cond_t poked;
+    int has_waiter, is_poked;
     int is_started;
     int is_stopping;
     int is_stopped; /* the shutdown event was seen */
@@ -110,6 +121,7 @@ int heft_grpc_server_new(const struct heft_grpc_server_options *options, struct 
         server->options.idle_connection_ms = 300000;
     (void)pthread_mutex_init(&server->lock, NULL);
     (void)pthread_cond_init(&server->changed, NULL);
+    (void)pthread_cond_init(&server->poked, NULL);
     heft_grpc_acquire();
     *server_out = server;
     return 0;
@@ -323,12 +335,46 @@ static void on_arrival(struct server_call *call)
         free_call(call);
 }
 
+/* Puts a call aside; 0 when there is no room, or the server stops. */
+static int park(struct server_call *call, uint64_t wake_ms)
+{
+    struct heft_grpc_server *server = call->server;
+    int parks;
+
+    (void)pthread_mutex_lock(&server->lock);
+    parks =
+        server->has_waiter && !server->is_stopping && server->parked_count < server->options.max_calls / 2;
+    if (parks) {
+        call->wake_ms = wake_ms;
+        call->next_parked = server->parked;
+        server->parked = call;
+        server->parked_count++;
+    }
+    (void)pthread_mutex_unlock(&server->lock);
+    return parks;
+}
+
+static int ask_handler(struct server_call *call, struct heft_grpc_request *request, struct heft_buf *reply,
+                       struct heft_error *error)
+{
+    int result = call->method->handler(call->method->context, request, reply, error);
+
+    if (result && result != HEFT_GRPC_LATER && !error->text[0])
+        (void)heft_error_set(error, result, "%s: %s", call->method->name, heft_error_text(result));
+    if (!result && reply->failed)
+        result =
+            heft_error_set(error, reply->failed, "%s: the reply can't be made: %s (limit %zu bytes)",
+                           call->method->name, heft_error_text(reply->failed), HEFT_GRPC_MAX_MESSAGE_BYTES);
+    return result;
+}
+
 static void on_request(struct server_call *call, int success)
 {
     struct heft_grpc_request request = {0};
     struct heft_error error = HEFT_ERROR_INIT;
     struct heft_buf bytes, reply;
-    int result;
+    uint64_t wake_ms = 0;
+    int result, is_parked = 0;
 
     heft_buf_init(&bytes, call->server->options.max_request_bytes);
     heft_buf_init(&reply, HEFT_GRPC_MAX_MESSAGE_BYTES);
@@ -343,17 +389,78 @@ static void on_request(struct server_call *call, int success)
         request.method = call->method->name;
         request.data = bytes.data;
         request.size_bytes = bytes.size;
-        result = call->method->handler(call->method->context, &request, &reply, &error);
-        if (result && !error.text[0])
-            (void)heft_error_set(&error, result, "%s: %s", call->method->name, heft_error_text(result));
-        if (!result && reply.failed)
-            result = heft_error_set(&error, reply.failed, "%s: the reply can't be made: %s (limit %zu bytes)",
-                                    call->method->name, heft_error_text(reply.failed),
-                                    HEFT_GRPC_MAX_MESSAGE_BYTES);
+        request.age_ms = (heft_now_ns() - call->begin_ns) / HEFT_NS_PER_MS;
+        request.wake_ms = &wake_ms;
+        result = ask_handler(call, &request, &reply, &error);
+        is_parked = result == HEFT_GRPC_LATER && park(call, wake_ms);
+        if (result == HEFT_GRPC_LATER && !is_parked) {
+            request.age_ms = UINT64_MAX;
+            result = ask_handler(call, &request, &reply, &error);
+        }
     }
-    answer(call, result, &reply, &error);
+    if (!is_parked)
+        answer(call, result, &reply, &error);
     heft_buf_free(&bytes);
     heft_buf_free(&reply);
+}
+
+void heft_grpc_server_poke(struct heft_grpc_server *server)
+{
+    if (!server)
+        return;
+    (void)pthread_mutex_lock(&server->lock);
+    server->is_poked = 1;
+    (void)pthread_cond_signal(&server->poked);
+    (void)pthread_mutex_unlock(&server->lock);
+}
+
+/* Takes the parked calls that are to be asked now: all, or those whose time is over. Lock held. */
+static struct server_call *take_parked(struct heft_grpc_server *server, int all)
+{
+    struct server_call **at = &server->parked, *taken = NULL;
+    uint64_t now_ns = heft_now_ns();
+
+    while (*at) {
+        struct server_call *call = *at;
+
+        if (!all && (now_ns - call->begin_ns) / HEFT_NS_PER_MS < call->wake_ms) {
+            at = &call->next_parked;
+            continue;
+        }
+        *at = call->next_parked;
+        call->next_parked = taken;
+        taken = call;
+        server->parked_count--;
+    }
+    return taken;
+}
+
+static void *ask_parked(void *context)
+{
+    struct heft_grpc_server *server = context;
+    int stops;
+
+    do {
+        uint64_t at = heft_now_ns() + SERVER_PARK_TICK_MS * HEFT_NS_PER_MS;
+        struct timespec when = {(time_t)(at / HEFT_NS_PER_S), (long)(at % HEFT_NS_PER_S)};
+        struct server_call *call;
+
+        (void)pthread_mutex_lock(&server->lock);
+        while (!server->is_poked && !server->is_stopping &&
+               pthread_cond_clockwait(&server->poked, &server->lock, CLOCK_MONOTONIC, &when) == 0)
+            continue;
+        stops = server->is_stopping;
+        call = take_parked(server, server->is_poked || stops);
+        server->is_poked = 0;
+        (void)pthread_mutex_unlock(&server->lock);
+        while (call) {
+            struct server_call *next = call->next_parked;
+
+            on_request(call, 1);
+            call = next;
+        }
+    } while (!stops);
+    return NULL;
 }
 
 /* Cancels calls that have lasted too long; each is told once, its events then come soon. */
@@ -488,6 +595,12 @@ int heft_grpc_server_start(struct heft_grpc_server *server, struct heft_error *e
             return heft_error_set_errno(error, result, "gRPC: starting a thread");
         server->thread_count++;
     }
+    result = pthread_create(&server->waiter, NULL, ask_parked, server);
+    if (result)
+        return heft_error_set_errno(error, result, "gRPC: starting a thread");
+    (void)pthread_mutex_lock(&server->lock);
+    server->has_waiter = 1;
+    (void)pthread_mutex_unlock(&server->lock);
     return 0;
 }
 
@@ -526,6 +639,13 @@ static void stop(struct heft_grpc_server *server, uint32_t grace_ms)
     uint32_t index;
     grpc_event event;
 
+    if (server->has_waiter) { /* what waits is answered now, so that it does not hold the shutdown up */
+        (void)pthread_mutex_lock(&server->lock);
+        server->is_stopping = 1;
+        (void)pthread_cond_signal(&server->poked);
+        (void)pthread_mutex_unlock(&server->lock);
+        (void)pthread_join(server->waiter, NULL);
+    }
     grpc_server_shutdown_and_notify(server->server, server->queue, server);
     if (server->thread_count) {
         wait_stopped(server, grace_ms);
@@ -562,6 +682,7 @@ void heft_grpc_server_free(struct heft_grpc_server *server, uint32_t grace_ms)
         stop(server, grace_ms);
     heft_grpc_release();
     (void)pthread_cond_destroy(&server->changed);
+    (void)pthread_cond_destroy(&server->poked);
     (void)pthread_mutex_destroy(&server->lock);
     free(server);
 }

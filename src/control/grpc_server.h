@@ -2,7 +2,8 @@
 /*
  * A gRPC server of unary methods. Methods are registered by full name ("/heft.v1.Directory/List"); a handler
  * takes the request's bytes and writes the reply's. A few threads serve everything, so a handler computes and
- * answers: it never waits for the network or a client.
+ * answers: it never waits for the network or a client. A call that waits for something to happen is put aside
+ * without a thread (HEFT_GRPC_LATER).
  *
  * Every resource that a client can take has a bound: message size, calls in flight, the time a call may last,
  * the time a connection may stay silent.
@@ -19,9 +20,15 @@ struct heft_grpc_request {
     const char *method;
     const void *data;
     size_t size_bytes;
+    uint64_t age_ms;   /* since the call arrived; UINT64_MAX: it can't be kept waiting, answer now */
+    uint64_t *wake_ms; /* with LATER: the age at which to ask again at the latest */
 };
 
-/* Returns 0 with the reply's bytes, or HEFT_ERR_* with a sentence. Called from several threads at once. */
+/*
+ * Returns 0 with the reply's bytes, or HEFT_ERR_* with a sentence; or LATER: there is no answer yet, it is
+ * asked again after a poke, and at *wake_ms. Called from several threads at once.
+ */
+#define HEFT_GRPC_LATER 1
 typedef int (*heft_grpc_handler)(void *context, const struct heft_grpc_request *request,
                                  struct heft_buf *reply, struct heft_error *error);
 
@@ -47,6 +54,8 @@ int heft_grpc_server_add(struct heft_grpc_server *server, const char *method, he
                          void *context, struct heft_error *error);
 /* Binds and serves. UNAVAILABLE or PERMISSION when the address can't be had: says which and what to try. */
 int heft_grpc_server_start(struct heft_grpc_server *server, struct heft_error *error);
+/* Something happened: calls that wait are asked again, on another thread. NULL is allowed. */
+void heft_grpc_server_poke(struct heft_grpc_server *server);
 uint16_t heft_grpc_server_port(const struct heft_grpc_server *server);
 void heft_grpc_server_get_counts(struct heft_grpc_server *server, struct heft_grpc_server_counts *counts_out);
 /* Takes no more calls, lets running ones end for up to grace_ms, cancels the rest, frees. NULL is allowed. */

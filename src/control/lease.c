@@ -18,6 +18,13 @@ struct heft_lease_table {
     size_t capacity;
     uint64_t total_bytes;
     struct heft_lease_counts counts;
+    uint64_t revision;
+    struct {
+        char *name;
+        uint64_t revision;
+    } ended[HEFT_LEASE_ENDED_MAX]; /* a ring */
+    uint64_t ended_count;
+    uint64_t ended_floor; /* what ended up to here may be forgotten */
 };
 
 void heft_generation_print(const struct heft_generation *generation,
@@ -71,6 +78,8 @@ void heft_lease_table_free(struct heft_lease_table *table)
         return;
     for (index = 0; index < table->count; index++)
         lease_free(table->leases[index]);
+    for (index = 0; index < HEFT_LEASE_ENDED_MAX; index++)
+        free(table->ended[index].name);
     free(table->leases);
     free(table);
 }
@@ -174,10 +183,31 @@ static int make_room(struct heft_lease_table *table)
     return 0;
 }
 
+/* Takes the name over. */
+static void remember_end(struct heft_lease_table *table, char *name)
+{
+    uint64_t at = table->ended_count++ % HEFT_LEASE_ENDED_MAX;
+
+    if (table->ended[at].name)
+        table->ended_floor = table->ended[at].revision;
+    free(table->ended[at].name);
+    table->ended[at].name = name;
+    table->ended[at].revision = ++table->revision;
+}
+
+static void end_lease(struct heft_lease_table *table, struct heft_lease *lease)
+{
+    char *name = lease->name;
+
+    lease->name = NULL;
+    lease_free(lease);
+    remember_end(table, name);
+}
+
 static void remove_at(struct heft_lease_table *table, size_t place)
 {
     table->total_bytes -= table->leases[place]->body_bytes;
-    lease_free(table->leases[place]);
+    end_lease(table, table->leases[place]);
     table->count--;
     memmove(table->leases + place, table->leases + place + 1,
             (table->count - place) * sizeof(struct heft_lease *));
@@ -261,6 +291,7 @@ static int put(struct heft_lease_table *table, const struct heft_lease_publicati
                 (table->count - place) * sizeof(struct heft_lease *));
         table->count++;
     }
+    lease->table_revision = ++table->revision;
     table->leases[place] = lease;
     table->total_bytes = total + lease->body_bytes;
     lease->end_ns = heft_clock_now(&table->clock) + lease->lease_ms * HEFT_NS_PER_MS;
@@ -328,7 +359,7 @@ int heft_lease_renew(struct heft_lease_table *table, const char *name,
                      const struct heft_lease **lease_out, struct heft_error *error)
 {
     struct heft_lease *lease;
-    size_t place;
+    size_t place = 0;
     int result = held_by(table, name, generation, &place, error);
 
     if (!result && lease_ms && (lease_ms < HEFT_LEASE_MIN_MS || lease_ms > table->limits.max_lease_ms))
@@ -353,7 +384,7 @@ int heft_lease_renew(struct heft_lease_table *table, const char *name,
 int heft_lease_withdraw(struct heft_lease_table *table, const char *name,
                         const struct heft_generation *generation, struct heft_error *error)
 {
-    size_t place;
+    size_t place = 0;
     int result = held_by(table, name, generation, &place, error);
 
     if (result) {
@@ -380,7 +411,7 @@ uint64_t heft_lease_reap(struct heft_lease_table *table, heft_lease_reaped_fn re
         if (reaped)
             reaped(context, lease);
         table->total_bytes -= lease->body_bytes;
-        lease_free(lease);
+        end_lease(table, lease);
     }
     removed = table->count - kept;
     table->count = kept;
@@ -393,18 +424,29 @@ static int matches(const char *wanted, const char *value)
     return !wanted || !wanted[0] || strcmp(wanted, value) == 0;
 }
 
+static int begins_with(const char *text, const char *prefix)
+{
+    return strncmp(text, prefix, strlen(prefix)) == 0;
+}
+
 const struct heft_lease *heft_lease_next(const struct heft_lease_table *table,
                                          const struct heft_lease_query *query, const char *after)
 {
     int found = 0;
-    size_t index = after && after[0] ? place_of(table, after, &found) : 0;
+    int is_later = after && after[0];
+    size_t index = is_later ? place_of(table, after, &found) : 0;
 
-    for (index += (size_t)found; index < table->count; index++) {
+    if (!is_later && query->prefix) /* they lie together, as names are sorted */
+        index = place_of(table, query->prefix, &found);
+    for (index += is_later ? (size_t)found : 0; index < table->count; index++) {
         const struct heft_lease *lease = table->leases[index];
 
+        if (query->prefix && !begins_with(lease->name, query->prefix))
+            return NULL;
         if (matches(query->model, lease->model) && matches(query->revision, lease->revision) &&
             matches(query->stage, lease->stage) && matches(query->name, lease->name) &&
-            (query->all || is_live(table, lease)))
+            !(query->except && begins_with(lease->name, query->except)) &&
+            lease->table_revision > query->after_revision && (query->all || is_live(table, lease)))
             return lease;
     }
     return NULL;
@@ -428,6 +470,26 @@ uint64_t heft_lease_left_ms(const struct heft_lease_table *table, const struct h
 uint64_t heft_lease_end_wall_ms(const struct heft_lease_table *table, const struct heft_lease *lease)
 {
     return wall_now_ms(table) + heft_lease_left_ms(table, lease);
+}
+
+uint64_t heft_lease_revision(const struct heft_lease_table *table)
+{
+    return table->revision;
+}
+
+int heft_lease_ended(const struct heft_lease_table *table, uint64_t after_revision, heft_lease_ended_fn visit,
+                     void *context)
+{
+    uint64_t kept = table->ended_count < HEFT_LEASE_ENDED_MAX ? table->ended_count : HEFT_LEASE_ENDED_MAX;
+    uint64_t at = table->ended_count - kept;
+
+    if (after_revision < table->ended_floor)
+        return HEFT_ERR_NOT_FOUND;
+    for (; at < table->ended_count; at++)
+        if (table->ended[at % HEFT_LEASE_ENDED_MAX].revision > after_revision)
+            visit(context, table->ended[at % HEFT_LEASE_ENDED_MAX].name,
+                  table->ended[at % HEFT_LEASE_ENDED_MAX].revision);
+    return 0;
 }
 
 uint64_t heft_lease_live(const struct heft_lease_table *table)

@@ -53,6 +53,7 @@ struct heft_lease {
     uint64_t lease_ms;
     uint64_t end_ns;            /* by the table's clock */
     uint64_t published_wall_ms; /* first publication of this generation */
+    uint64_t table_revision;    /* when this content came */
     struct heft_generation superseded[HEFT_LEASE_SUPERSEDED];
     uint32_t superseded_count; /* in all; the last HEFT_LEASE_SUPERSEDED are kept, in a ring */
 };
@@ -94,7 +95,10 @@ struct heft_lease_query { /* NULL or "" matches everything */
     const char *revision;
     const char *stage;
     const char *name;
-    int all; /* also expired records that are not reaped yet */
+    int all;                 /* also expired records that are not reaped yet */
+    const char *prefix;      /* names must begin with it; an `after` must too */
+    const char *except;      /* and not with this */
+    uint64_t after_revision; /* only content that came later */
 };
 /* The first match with a name greater than `after` (NULL: the first of all), in name order; NULL: no more. */
 const struct heft_lease *heft_lease_next(const struct heft_lease_table *table,
@@ -105,6 +109,17 @@ const struct heft_lease *heft_lease_find(const struct heft_lease_table *table, c
 uint64_t heft_lease_left_ms(const struct heft_lease_table *table, const struct heft_lease *lease);
 /* When the lease ends by the wall clock, for storing. */
 uint64_t heft_lease_end_wall_ms(const struct heft_lease_table *table, const struct heft_lease *lease);
+
+/*
+ * Revisions: each publication and each end of a record has one. Names that ended after a revision, oldest
+ * first: visit gets each with its own. 0; NOT_FOUND when the table no longer remembers that far back (the
+ * last HEFT_LEASE_ENDED_MAX ends are).
+ */
+#define HEFT_LEASE_ENDED_MAX 4096u
+uint64_t heft_lease_revision(const struct heft_lease_table *table);
+typedef void (*heft_lease_ended_fn)(void *context, const char *name, uint64_t revision);
+int heft_lease_ended(const struct heft_lease_table *table, uint64_t after_revision, heft_lease_ended_fn visit,
+                     void *context);
 
 uint64_t heft_lease_live(const struct heft_lease_table *table);
 uint64_t heft_lease_total_bytes(const struct heft_lease_table *table);

@@ -168,6 +168,16 @@ int heft_record_proto_check(const Heft__V1__Record *message, struct heft_error *
     if (message->token.len != 0 && message->token.len != HEFT_TOKEN_BYTES)
         return heft_error_set(error, HEFT_ERR_INVALID, "record '%s': a token has %d bytes, not %zu",
                               message->name, HEFT_TOKEN_BYTES, message->token.len);
+    if ((message->metadata.len != 0) != heft_record_name_is_agent(message->name))
+        return heft_error_set(error, HEFT_ERR_INVALID,
+                              "record '%s': an agent's record has metadata and a name that begins with "
+                              "'" HEFT_RECORD_AGENTS "', a replica's neither",
+                              message->name);
+    if (message->metadata.len > HEFT_RECORD_MAX_METADATA_BYTES)
+        return heft_error_set(error, HEFT_ERR_TOO_LARGE,
+                              "record '%s': %zu bytes of metadata are over the limit of %zu: publish fewer "
+                              "regions, larger ones",
+                              message->name, message->metadata.len, HEFT_RECORD_MAX_METADATA_BYTES);
     return heft_record_check_held(message->name, message->block_count, message->held_blocks,
                                   message->held.data, message->held.len, error);
 }
@@ -219,6 +229,8 @@ int heft_record_proto_encode(const struct heft_record *record, struct heft_buf *
         message.held.data = record->held;
         message.held.len = (size_t)((record->block_count + 7) / 8);
     }
+    message.metadata.data = record->metadata;
+    message.metadata.len = record->metadata ? record->metadata_bytes : 0;
     message.lease_ms = record->lease_ms;
     result = heft_record_proto_check(&message, error);
     if (!result && (result = heft_proto_encode(&message, buf)))
@@ -261,8 +273,14 @@ int heft_record_proto_read(const Heft__V1__Record *message, struct heft_record *
         if (record.held)
             memcpy(record.held, message->held.data, message->held.len);
     }
+    if (message->metadata.len) {
+        record.metadata = malloc(message->metadata.len);
+        if (record.metadata)
+            memcpy(record.metadata, message->metadata.data, message->metadata.len);
+        record.metadata_bytes = message->metadata.len;
+    }
     if (!record.name || !record.addresses || (message->held.len && !record.held) ||
-        read_identity(message->identity, &record)) {
+        (message->metadata.len && !record.metadata) || read_identity(message->identity, &record)) {
         heft_record_free(&record);
         return heft_error_set(error, HEFT_ERR_NO_MEMORY, "record '%s': out of memory", message->name);
     }

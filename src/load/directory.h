@@ -9,10 +9,20 @@
 #include "format/manifest.h"
 #include <heft/agent.h>
 #include <heft/replica.h>
+#include <pthread.h>
 
 #define HEFT_RECORD_MAX_ADDRESSES_BYTES 4096u
 #define HEFT_RECORD_MAX_TEXT_BYTES 1024u /* of one identity field */
 #define HEFT_RECORD_MAX_BLOCKS (UINT64_C(1) << 32)
+#define HEFT_RECORD_MAX_METADATA_BYTES ((size_t)2 << 20)
+
+/*
+ * A record is a replica's, or an agent's: its metadata, for programs that move bytes without models. The
+ * names of agents have this prefix in a directory, so the two never meet; a record has metadata if and only
+ * if its name begins so.
+ */
+#define HEFT_RECORD_AGENTS "agents/"
+int heft_record_name_is_agent(const char *name);
 
 /* What a replica publishes. Strings are owned by the record. */
 struct heft_record {
@@ -29,6 +39,8 @@ struct heft_record {
     uint64_t block_count;
     uint64_t held_blocks; /* block_count: complete */
     uint8_t *held;        /* bitmap of held blocks, lowest bit first; NULL when complete */
+    uint8_t *metadata;    /* of an agent (wire/metadata.h); NULL: of a replica */
+    size_t metadata_bytes;
     uint64_t lease_ms;
     uint64_t lease_left_ms;     /* filled by the directory in answers */
     uint64_t published_wall_ms; /* likewise */
@@ -39,6 +51,7 @@ struct heft_record_list {
     struct heft_record *records;
     size_t count;
     uint64_t epoch;
+    uint64_t revision; /* of the directory when the list was begun: what changed() goes on from */
 };
 
 /* NULL fields match everything. Expired leases are never listed unless all is set. */
@@ -48,7 +61,24 @@ struct heft_record_query {
     const char *stage;
     const char *name;
     int all;
+    int agents; /* records of agents; else of replicas */
 };
+
+/* Where a reader of changes stands, and what the directory keeps for it between calls. */
+struct heft_directory_cursor {
+    uint64_t epoch, revision; /* those of the list that it began with, then of the last answer */
+    void *stream;             /* the directory's own; NULL at first */
+};
+
+struct heft_directory_changes {
+    struct heft_record_list records; /* new, or changed; each as it is now */
+    char **gone;                     /* names that are no longer there, as in records */
+    size_t gone_count;
+    int must_list; /* the directory does not know what changed since then: list anew */
+};
+void heft_directory_changes_free(struct heft_directory_changes *changes);
+/* Appends a name to `gone`. NO_MEMORY. */
+int heft_directory_changes_gone(struct heft_directory_changes *changes, const char *name);
 
 struct heft_directory_ops {
     /* Publishes or replaces the record of this name, with a lease. A new generation takes the name over at
@@ -65,6 +95,13 @@ struct heft_directory_ops {
     int (*list)(struct heft_directory *directory, const struct heft_record_query *query,
                 struct heft_record_list *list_out, struct heft_error *error);
     void (*close)(struct heft_directory *directory);
+    /* Waits up to wait_ms for records of agents that changed after the cursor; returns what there is, perhaps
+     * nothing. NULL: this directory must be listed again and again. Errors leave the cursor usable. */
+    int (*changed)(struct heft_directory *directory, struct heft_directory_cursor *cursor, uint32_t wait_ms,
+                   struct heft_directory_changes *changes_out, struct heft_error *error);
+    void (*end_changes)(struct heft_directory *directory, struct heft_directory_cursor *cursor);
+    /* Ends the calls that this thread has under way: they return CANCELED. NULL: none lasts. */
+    void (*interrupt)(struct heft_directory *directory, pthread_t thread);
 };
 
 /* Implementations embed this first. */
@@ -78,6 +115,10 @@ void heft_replica_default_name(char *name_out, size_t size_bytes);
 
 void heft_record_free(struct heft_record *record);
 void heft_record_list_free(struct heft_record_list *list);
+/* The metadata in an agent's record; PROTOCOL when it is not of the record's name and generation. */
+struct heft_metadata;
+int heft_metadata_of_record(const struct heft_record *record, struct heft_metadata **metadata_out,
+                            struct heft_error *error);
 int heft_record_set_identity(struct heft_record *record, const struct heft_identity *identity);
 
 /* Text that may go into logs, pages and file names: UTF-8 without control characters, at most max_bytes. */

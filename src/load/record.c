@@ -14,7 +14,38 @@ void heft_record_free(struct heft_record *record)
     free(record->addresses);
     free(record->identity_arena);
     free(record->held);
+    free(record->metadata);
     memset(record, 0, sizeof(*record));
+}
+
+int heft_record_name_is_agent(const char *name)
+{
+    return strncmp(name, HEFT_RECORD_AGENTS, sizeof(HEFT_RECORD_AGENTS) - 1) == 0;
+}
+
+void heft_directory_changes_free(struct heft_directory_changes *changes)
+{
+    size_t index;
+
+    heft_record_list_free(&changes->records);
+    for (index = 0; index < changes->gone_count; index++)
+        free(changes->gone[index]);
+    free(changes->gone);
+    memset(changes, 0, sizeof(*changes));
+}
+
+int heft_directory_changes_gone(struct heft_directory_changes *changes, const char *name)
+{
+    char **gone = realloc(changes->gone, (changes->gone_count + 1) * sizeof(*gone));
+
+    if (!gone)
+        return HEFT_ERR_NO_MEMORY;
+    changes->gone = gone;
+    gone[changes->gone_count] = strdup(name);
+    if (!gone[changes->gone_count])
+        return HEFT_ERR_NO_MEMORY;
+    changes->gone_count++;
+    return 0;
 }
 
 void heft_record_list_free(struct heft_record_list *list)

@@ -125,6 +125,9 @@ json_t *heft_record_to_json(const struct heft_record *record, int with_token)
     if (record->held && record->held_blocks != record->block_count)
         failed |= json_object_set_new(object, "held",
                                       hex_bytes(record->held, (size_t)((record->block_count + 7) / 8)));
+    if (record->metadata)
+        failed |=
+            json_object_set_new(object, "metadata", hex_bytes(record->metadata, record->metadata_bytes));
     failed |= json_object_set_new(object, "lease_ms", number(record->lease_ms));
     failed |= json_object_set_new(object, "published_wall_ms", number(record->published_wall_ms));
     if (!failed)
@@ -242,6 +245,23 @@ static int read_held(struct json_reader *reader, struct heft_record *record, str
                                                   record->held, bytes, error);
 }
 
+static int read_metadata(struct json_reader *reader, struct heft_record *record)
+{
+    json_t *value = json_object_get(reader->object, "metadata");
+    size_t bytes = value && json_is_string(value) ? json_string_length(value) / 2 : 0;
+
+    if ((bytes != 0) != heft_record_name_is_agent(record->name) || bytes > HEFT_RECORD_MAX_METADATA_BYTES)
+        reader->wrong = "metadata";
+    if (!bytes || reader->wrong)
+        return 0;
+    record->metadata = malloc(bytes);
+    if (!record->metadata)
+        return HEFT_ERR_NO_MEMORY;
+    record->metadata_bytes = bytes;
+    read_hex(reader, "metadata", record->metadata, bytes);
+    return 0;
+}
+
 int heft_record_from_json(json_t *object, struct heft_record *record_out, struct heft_error *error)
 {
     struct json_reader reader = {object, NULL};
@@ -271,6 +291,8 @@ int heft_record_from_json(json_t *object, struct heft_record *record_out, struct
     record.lease_ms = read_number(&reader, "lease_ms", 0);
     record.published_wall_ms = read_number(&reader, "published_wall_ms", 0);
     result = read_held(&reader, &record, error);
+    if (!result)
+        result = read_metadata(&reader, &record);
     if (!result && reader.wrong)
         result = heft_error_set(error, HEFT_ERR_MANIFEST, "record '%s': member \"%s\" is missing or wrong",
                                 record.name, reader.wrong);

@@ -13,6 +13,7 @@
 #include "format/safetensors.h"
 #include "load/device.h"
 #include "load/directory.h"
+#include "load/keeper.h"
 #include "load/loaded.h"
 #include "load/ranges.h"
 
@@ -23,9 +24,6 @@
 #include <string.h>
 #include <unistd.h>
 
-#define DEFAULT_LEASE_MS 10000u
-#define MIN_LEASE_MS 100u
-#define RETRY_MS 1000u
 #define CLOSE_WAIT_MS 3000u /* for readers to stop by themselves */
 
 struct heft_replica {
@@ -40,14 +38,8 @@ struct heft_replica {
     struct heft_record record;
     uint32_t lease_ms;
     int document_set;
-
-    pthread_t thread;
-    int thread_started;
-    pthread_mutex_t lock;
-    pthread_cond_t wake;
-    int stop;
-    uint64_t epoch, lease_end_ns;
-    struct heft_replica_status status; /* published, counters, last_error */
+    struct heft_keeper keeper;
+    int is_kept;
 };
 
 /* ---- the table of tensors ---- */
@@ -331,108 +323,17 @@ static int make_record(struct heft_replica *replica, struct heft_error *error)
     return HEFT_OK;
 }
 
-static void note(struct heft_replica *replica, int rc, const struct heft_error *error, uint64_t asked_ns,
-                 uint64_t epoch)
-{
-    (void)pthread_mutex_lock(&replica->lock);
-    replica->status.published = rc == HEFT_OK;
-    if (rc == HEFT_OK) {
-        replica->epoch = epoch;
-        /* From before the call: the directory's own count can only be later. */
-        replica->lease_end_ns = asked_ns + replica->lease_ms * HEFT_NS_PER_MS;
-        replica->status.last_error = (struct heft_error)HEFT_ERROR_INIT;
-    } else {
-        replica->status.last_error = *error;
-        replica->status.last_error.code = rc;
-    }
-    (void)pthread_mutex_unlock(&replica->lock);
-}
-
-static int publish_record(struct heft_replica *replica, struct heft_error *error)
-{
-    uint64_t asked_ns = heft_now_ns(), epoch = 0;
-    int rc = replica->directory->ops->publish(replica->directory, &replica->record, &epoch, error);
-
-    note(replica, rc, error, asked_ns, epoch);
-    return rc;
-}
-
-/* One renewal; publishes again when the directory forgot the record or started anew. */
-static int renew_record(struct heft_replica *replica, struct heft_error *error)
-{
-    uint64_t asked_ns = heft_now_ns(), epoch = 0;
-    int rc = replica->directory->ops->renew(replica->directory, replica->name, &replica->record.generation,
-                                            replica->lease_ms, &epoch, error);
-
-    if (rc == HEFT_ERR_NOT_FOUND || (rc == HEFT_OK && epoch != replica->epoch)) {
-        heft_log(HEFT_LOG_INFO, "the directory %s forgot replica %s: publishing it again",
-                 replica->directory->address, replica->name);
-        rc = publish_record(replica, error);
-        (void)pthread_mutex_lock(&replica->lock);
-        replica->status.republished += rc == HEFT_OK;
-        (void)pthread_mutex_unlock(&replica->lock);
-        return rc;
-    }
-    note(replica, rc, error, asked_ns, epoch);
-    (void)pthread_mutex_lock(&replica->lock);
-    replica->status.renewals += rc == HEFT_OK;
-    (void)pthread_mutex_unlock(&replica->lock);
-    return rc;
-}
-
-static void *lease_thread(void *argument)
-{
-    struct heft_replica *replica = argument;
-    int published, warned = 0;
-
-    (void)pthread_mutex_lock(&replica->lock);
-    published = replica->status.published;
-    while (!replica->stop) {
-        uint64_t pause_ms = published ? replica->lease_ms / 3 : replica->lease_ms / 6;
-        uint64_t at =
-            heft_now_ns() + (published || pause_ms < RETRY_MS ? pause_ms : RETRY_MS) * HEFT_NS_PER_MS;
-        struct timespec when = {(time_t)(at / HEFT_NS_PER_S), (long)(at % HEFT_NS_PER_S)};
-        struct heft_error error = HEFT_ERROR_INIT;
-        int rc, ever = replica->epoch != 0;
-
-        while (!replica->stop && heft_now_ns() < at)
-            (void)pthread_cond_clockwait(&replica->wake, &replica->lock, CLOCK_MONOTONIC, &when);
-        if (replica->stop)
-            break;
-        (void)pthread_mutex_unlock(&replica->lock);
-        rc = ever ? renew_record(replica, &error) : publish_record(replica, &error);
-        if (rc && (!warned || rc == HEFT_ERR_STALE))
-            heft_log(HEFT_LOG_WARN, "replica %s is not in the directory %s: %s; it serves%s", replica->name,
-                     replica->directory->address, error.text,
-                     rc == HEFT_ERR_STALE ? ", but a newer process has its name" : ", and tries again");
-        warned = rc != HEFT_OK;
-        published = rc == HEFT_OK;
-        (void)pthread_mutex_lock(&replica->lock);
-        if (rc == HEFT_ERR_STALE)
-            break; /* a newer process has this name: renewing against it would be a fight */
-    }
-    (void)pthread_mutex_unlock(&replica->lock);
-    return NULL;
-}
-
 static int start_publishing(struct heft_replica *replica, struct heft_error *error)
 {
+    struct heft_keeper_options options = {
+        .directory = replica->directory, .record = &replica->record, .what = "replica"};
     int rc = make_record(replica, error);
 
     if (rc || !replica->directory)
         return rc;
-    rc = publish_record(replica, error);
-    if (rc && heft_error_class(rc) != HEFT_CLASS_RETRY)
-        return heft_error_prefix(error, rc, "publishing replica %s", replica->name);
-    if (rc)
-        heft_log(HEFT_LOG_WARN,
-                 "the directory %s can't be reached now: %s; replica %s serves and tries again",
-                 replica->directory->address, error ? error->text : "", replica->name);
-    rc = pthread_create(&replica->thread, NULL, lease_thread, replica);
-    if (rc)
-        return heft_error_set_errno(error, rc, "starting the lease thread of %s", replica->name);
-    replica->thread_started = 1;
-    return HEFT_OK;
+    rc = heft_keeper_start(&replica->keeper, &options, error);
+    replica->is_kept = !rc;
+    return rc;
 }
 
 /* ---- open and close ---- */
@@ -466,6 +367,10 @@ static int take_agent(struct heft_replica *replica, const struct heft_replica_op
         (void)snprintf(replica->name, sizeof(replica->name), "%s", options->name);
     else
         heft_replica_default_name(replica->name, sizeof(replica->name));
+    if (heft_record_name_is_agent(replica->name))
+        return heft_error_set(error, HEFT_ERR_INVALID,
+                              "a replica's name can't begin with '" HEFT_RECORD_AGENTS
+                              "': agents' records do");
     agent.name = replica->name;
     agent.listen = options->listen ? options->listen : "unix,127.0.0.1:0";
     rc = heft_agent_open(&agent, &replica->agent, error);
@@ -484,16 +389,14 @@ int heft_replica_publish(const struct heft_replica_options *options, struct heft
         error = &local;
     if (!replica)
         return heft_error_set(error, HEFT_ERR_NO_MEMORY, "making a replica");
-    (void)pthread_mutex_init(&replica->lock, NULL);
-    (void)pthread_cond_init(&replica->wake, NULL);
-    replica->lease_ms = options->lease_ms ? options->lease_ms : DEFAULT_LEASE_MS;
+    replica->lease_ms = options->lease_ms ? options->lease_ms : HEFT_KEEPER_LEASE_MS;
     replica->directory = options->directory;
     rc = HEFT_OK;
     if ((options->model != NULL) == (options->tensors != NULL))
         rc = heft_error_set(error, HEFT_ERR_INVALID, "a replica serves either a model or a table of tensors");
-    else if (replica->lease_ms < MIN_LEASE_MS)
+    else if (replica->lease_ms < HEFT_KEEPER_LEASE_MIN_MS)
         rc = heft_error_set(error, HEFT_ERR_INVALID, "a lease of %u ms is too short: at least %u",
-                            replica->lease_ms, MIN_LEASE_MS);
+                            replica->lease_ms, HEFT_KEEPER_LEASE_MIN_MS);
     if (!rc)
         rc = take_agent(replica, options, error);
     if (!rc) {
@@ -573,18 +476,8 @@ void heft_replica_close(struct heft_replica *replica)
 
     if (!replica)
         return;
-    (void)pthread_mutex_lock(&replica->lock);
-    replica->stop = 1;
-    (void)pthread_cond_broadcast(&replica->wake);
-    (void)pthread_mutex_unlock(&replica->lock);
-    if (replica->thread_started)
-        (void)pthread_join(replica->thread, NULL);
-    /* A directory that did not answer a moment ago would only be waited for once more: the lease ends by
-     * itself. */
-    if (replica->directory && replica->epoch != 0 &&
-        (replica->status.published || heft_error_class(replica->status.last_error.code) != HEFT_CLASS_RETRY))
-        (void)replica->directory->ops->withdraw(replica->directory, replica->name,
-                                                &replica->record.generation, NULL);
+    if (replica->is_kept)
+        heft_keeper_stop(&replica->keeper);
     if (replica->own_agent) {
         rc = heft_agent_close(replica->agent, NULL);
         if (rc)
@@ -602,24 +495,25 @@ void heft_replica_close(struct heft_replica *replica)
     heft_record_free(&replica->record);
     heft_manifest_free(replica->manifest);
     free(replica->regions);
-    (void)pthread_mutex_destroy(&replica->lock);
-    (void)pthread_cond_destroy(&replica->wake);
     free(replica);
 }
 
 void heft_replica_get_status(struct heft_replica *replica, struct heft_replica_status *status_out)
 {
     struct heft_agent_stats stats = {.size = sizeof(stats)};
-    struct heft_replica_status status;
+    struct heft_replica_status status = {0};
     size_t size = status_out->size < sizeof(status) ? status_out->size : sizeof(status);
-    uint64_t now = heft_now_ns();
+    struct heft_keeper_status kept = {0};
 
     heft_agent_get_stats(replica->agent, &stats);
-    (void)pthread_mutex_lock(&replica->lock);
-    status = replica->status;
-    status.lease_left_ms = replica->lease_end_ns > now ? (replica->lease_end_ns - now) / HEFT_NS_PER_MS : 0;
-    (void)pthread_mutex_unlock(&replica->lock);
+    if (replica->is_kept)
+        heft_keeper_get_status(&replica->keeper, &kept);
     status.size = size;
+    status.published = kept.published;
+    status.renewals = kept.renewals;
+    status.republished = kept.republished;
+    status.lease_left_ms = kept.lease_left_ms;
+    status.last_error = kept.last_error;
     status.bytes_served = stats.bytes_served;
     status.readers = stats.peers_accepted;
     memcpy(status_out, &status, size);

@@ -681,6 +681,7 @@ static int list_records(struct heft_directory *directory, const struct heft_reco
         record->lease_left_ms = left_ms(object, now_ms);
         record->epoch = list.epoch;
         if (!is_withdrawn(object) && (record->lease_left_ms || query->all) &&
+            !query->agents == !heft_record_name_is_agent(record->name) &&
             matches(query->name, record->name) && matches(query->model, record->identity.model) &&
             matches(query->revision, record->identity.revision) &&
             matches(query->stage, record->identity.stage))
@@ -706,8 +707,8 @@ static void close_directory(struct heft_directory *directory)
     free(self);
 }
 
-static const struct heft_directory_ops static_directory_ops = {publish, renew, withdraw, list_records,
-                                                               close_directory};
+static const struct heft_directory_ops static_directory_ops = {
+    .publish = publish, .renew = renew, .withdraw = withdraw, .list = list_records, .close = close_directory};
 
 /* A file that is not there yet is an empty directory; a folder that is not there is a mistake. */
 static int check_folder(const char *path, struct heft_error *error)

@@ -403,8 +403,9 @@ static void a_token_does_not_leave_the_host_over_a_plain_connection(void **state
 static void addresses_that_can_not_be_are_refused(void **state)
 {
     static const char *const wrong[] = {
-        "",       "host",       ":80",         "host:",  "host:99999", "host:8x", "[::1:80", "[zz]:80",
-        "a b:80", "etcd://h:1", "127.0.0.1:0", "h\n:80", "/some/file", "./file",  "file:"};
+        "",        "host",       ":80",      "host:",     "host:99999",     "host:8x",     "[::1:80",
+        "[zz]:80", "a b:80",     "etcd://h", "etcd:///x", "etcds://h:1,:2", "redis://h:1", "127.0.0.1:0",
+        "h\n:80",  "/some/file", "./file",   "file:"};
     struct heft_directory_options options = HEFT_DIRECTORY_OPTIONS_INIT;
     struct heft_directory *directory;
     struct heft_error error = HEFT_ERROR_INIT;

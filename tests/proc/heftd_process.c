@@ -56,27 +56,34 @@ static size_t read_text(const char *path, char *text_out, size_t size)
     return got > 0 ? (size_t)got : 0;
 }
 
-static void spawn(struct heftd_process *process, const char *const *arguments)
+pid_t process_spawn(const char *program, const char *const *arguments, const char *log)
 {
-    char log[128];
     char *argv[40] = {NULL};
     size_t count = 0;
+    pid_t pid;
     int fd;
 
-    path_in(process, "log", log, sizeof(log));
-    memcpy(&argv[count++], &heftd_program, sizeof(char *)); /* execv takes them without const */
+    memcpy(&argv[count++], &program, sizeof(char *)); /* execvp takes them without const */
     for (; *arguments && count < 39; arguments++)
         memcpy(&argv[count++], arguments, sizeof(char *));
-    process->pid = fork();
-    assert_true(process->pid >= 0);
-    if (process->pid > 0)
-        return;
+    pid = fork();
+    assert_true(pid >= 0);
+    if (pid > 0)
+        return pid;
     (void)prctl(PR_SET_PDEATHSIG, SIGKILL);
     fd = open(log, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0600);
     (void)dup2(fd, 2);
     (void)dup2(fd, 1);
-    (void)execv(heftd_program, argv);
+    (void)execvp(program, argv);
     _exit(127);
+}
+
+static void spawn(struct heftd_process *process, const char *const *arguments)
+{
+    char log[128];
+
+    path_in(process, "log", log, sizeof(log));
+    process->pid = process_spawn(heftd_program, arguments, log);
 }
 
 /* The exit code, or 128 + signal; -1 while it runs. */
@@ -133,15 +140,59 @@ int heftd_run(struct heftd_process *process, const char *const *arguments, char 
     return code;
 }
 
+int process_signal(pid_t pid, int signal_number)
+{
+    int status;
+
+    assert_true(pid > 0);
+    assert_int_equal(kill(pid, signal_number), 0);
+    if (signal_number == SIGSTOP) /* all its threads have stopped when waitpid says so */
+        assert_int_equal(waitpid(pid, NULL, WUNTRACED), pid);
+    if (signal_number == SIGSTOP || signal_number == SIGCONT)
+        return -1;
+    assert_int_equal(waitpid(pid, &status, 0), pid);
+    return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
+}
+
 int heftd_signal(struct heftd_process *process, int signal_number)
 {
-    assert_true(process->pid > 0);
-    assert_int_equal(kill(process->pid, signal_number), 0);
-    if (signal_number == SIGSTOP) /* all its threads have stopped when waitpid says so */
-        assert_int_equal(waitpid(process->pid, NULL, WUNTRACED), process->pid);
-    if (signal_number == SIGSTOP || signal_number == SIGCONT)
-        return 0;
-    return ended(process, 0);
+    int code = process_signal(process->pid, signal_number);
+
+    if (code >= 0)
+        process->pid = 0;
+    return code >= 0 ? code : 0;
+}
+
+uint16_t process_free_port(void)
+{
+    struct sockaddr_in address = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+    socklen_t size = sizeof(address);
+    int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+
+    assert_true(fd >= 0);
+    assert_int_equal(bind(fd, (struct sockaddr *)&address, size), 0);
+    assert_int_equal(getsockname(fd, (struct sockaddr *)&address, &size), 0);
+    (void)close(fd);
+    return ntohs(address.sin_port);
+}
+
+void process_wait_port(pid_t pid, uint16_t port)
+{
+    struct sockaddr_in address = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+    uint64_t until_ns = heft_now_ns() + START_LIMIT_S * HEFT_NS_PER_S;
+
+    address.sin_port = htons(port);
+    for (;;) {
+        int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0), failed;
+
+        failed = connect(fd, (struct sockaddr *)&address, sizeof(address));
+        (void)close(fd);
+        if (!failed)
+            return;
+        if (waitpid(pid, NULL, WNOHANG) != 0 || heft_now_ns() > until_ns)
+            fail_msg("nothing listens on port %u", port);
+        pause_ms(5);
+    }
 }
 
 static int remove_one(const char *path, const struct stat *info, int type, struct FTW *place)
@@ -152,11 +203,16 @@ static int remove_one(const char *path, const struct stat *info, int type, struc
     return remove(path);
 }
 
+void process_remove_folder(const char *folder)
+{
+    (void)nftw(folder, remove_one, 8, FTW_DEPTH | FTW_PHYS);
+}
+
 void heftd_remove(struct heftd_process *process)
 {
     if (process->pid > 0)
         (void)heftd_signal(process, SIGKILL);
-    (void)nftw(process->folder, remove_one, 8, FTW_DEPTH | FTW_PHYS);
+    process_remove_folder(process->folder);
 }
 
 void heftd_log(const struct heftd_process *process, char *text_out, size_t size)

@@ -13,6 +13,17 @@ struct heftd_process {
     char address[32];
 };
 
+/* Any program as a child that dies with the test; its output goes to the file `log`. */
+pid_t process_spawn(const char *program, const char *const *arguments, const char *log);
+/* Sends the signal; waits for the end when it is a deadly one, and returns the exit code or 128 + signal;
+ * else -1. */
+int process_signal(pid_t pid, int signal_number);
+/* A port of loopback that was free a moment ago. */
+uint16_t process_free_port(void);
+/* Until something listens there; fails the test when the process ends, or after a minute. */
+void process_wait_port(pid_t pid, uint16_t port);
+void process_remove_folder(const char *folder);
+
 /* The program to run; set once by main. */
 extern const char *heftd_program;
 

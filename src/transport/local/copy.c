@@ -50,7 +50,7 @@ static void copy_plain(const struct copy *copy, char *to, uint64_t to_stride, co
                        uint64_t from_stride, const struct heft_cut *cut)
 {
     uint64_t length = cut->length_bytes;
-    int stream = length >= LOCAL_STREAM_BYTES && copy->op->total_bytes >= LOCAL_SLICE_BYTES;
+    int stream = length >= LOCAL_STREAM_BYTES && copy->op->total_bytes >= LOCAL_STREAM_TOTAL_BYTES;
 
     for (uint64_t i = 0; i < cut->count; i++) {
         if (stream)

@@ -16,14 +16,15 @@
 /* Cancel is looked at this often, progress is counted this often. */
 #define LOCAL_STEP_BYTES ((uint64_t)256 << 10)
 /* HEFT_XFER_INLINE up to this size; above it another thread would only wait. */
-#define LOCAL_INLINE_BYTES ((uint64_t)1 << 20)
+#define LOCAL_INLINE_BYTES ((uint64_t)2 << 20)
 /* iovecs of one cross-memory call (the kernel's own limit). */
 #define LOCAL_IOV_MAX 1024
 
-/* Pieces of at least this size, in operations of at least a slice, are copied past the cache. */
 /* Single pieces of at most this size are copied in a loop of their own, which looks ahead. */
 #define LOCAL_SMALL_BYTES ((uint64_t)4 << 10)
+/* Pieces of at least this size, in operations that no core's cache holds, are copied past the cache. */
 #define LOCAL_STREAM_BYTES ((uint64_t)64 << 10)
+#define LOCAL_STREAM_TOTAL_BYTES ((uint64_t)4 << 20)
 
 enum local_mode {
     LOCAL_UNREACHABLE = 0,

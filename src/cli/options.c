@@ -54,7 +54,7 @@ const struct heft_config_entry cli_options[] = {
     {"source", HEFT_CONFIG_TEXT, "auto", 0, 0, 0, "LIST",
      "auto, file, peer, object, or several joined by '+'", CLI_LOAD},
     {"require", HEFT_CONFIG_CHOICE, 0, 0, 0, "local|tcp|file|cuda|object", 0,
-     "fail unless every byte takes this transport", CLI_LOAD},
+     "fail unless every byte takes this transport", CLI_LOAD | CLI_BENCH},
     {"max-host-memory", HEFT_CONFIG_SIZE, "256M", 16 * MIB, 0, 0, "SIZE",
      "staging memory beside the model's own", CLI_LOAD},
     {"deadline", HEFT_CONFIG_DURATION, "10m", 1, 0, 0, "TIME", "give up after this long", CLI_LOAD},
@@ -63,9 +63,10 @@ const struct heft_config_entry cli_options[] = {
     {"chunk", HEFT_CONFIG_SIZE, "1M", 4096, (uint64_t)1 << 30, 0, "SIZE",
      "unit that is handed to sources; 8M for objects", CLI_LOAD},
     {"workers", HEFT_CONFIG_NUMBER, "0", 0, 64, 0, "N", "threads that move bytes; 0: one a core, at most 8",
-     CLI_LOAD},
+     CLI_LOAD | CLI_BENCH},
     {"transports", HEFT_CONFIG_TEXT, 0, 0, 0, 0, "LIST",
-     "which transports may be used, joined by ','; without: all that are good for this machine", CLI_LOAD},
+     "which transports may be used, joined by ','; without: all that are good for this machine",
+     CLI_LOAD | CLI_BENCH},
     {"tls-ca", HEFT_CONFIG_TEXT, 0, 0, 0, 0, "FILE",
      "TLS between agents: the authorities that sign peers (PEM); with --tls-cert and --tls-key", CLI_PEERS},
     {"tls-cert", HEFT_CONFIG_TEXT, 0, 0, 0, 0, "FILE", "this agent's certificate (PEM)", CLI_PEERS},
@@ -79,12 +80,13 @@ const struct heft_config_entry cli_options[] = {
     {"name", HEFT_CONFIG_TEXT, 0, 0, 0, 0, "NAME", "the replica's name (default: host-pid-random)",
      CLI_SERVE},
     {"listen", HEFT_CONFIG_TEXT, "unix,127.0.0.1:0", 0, 0, 0, "LIST",
-     "where peers connect: unix, HOST:PORT, [::1]:PORT", CLI_SERVE},
+     "where peers connect: unix, HOST:PORT, [::1]:PORT", CLI_SERVE | CLI_BENCH},
     {"lease", HEFT_CONFIG_DURATION, "10s", 100, 3600000, 0, "TIME",
      "how long the directory remembers without renewal", CLI_SERVE},
     {"measure", HEFT_CONFIG_FLAG, 0, 0, 0, 0, 0,
      "also measure memory, disk and network, and remember the limits", CLI_PROBE},
-    {"path", HEFT_CONFIG_TEXT, ".", 0, 0, 0, "DIR", "whose disk is probed", CLI_PROBE},
+    {"path", HEFT_CONFIG_TEXT, ".", 0, 0, 0, "DIR", "whose disk is probed, or holds the file of --space file",
+     CLI_PROBE | CLI_BENCH},
     {"telemetry", HEFT_CONFIG_TEXT, 0, 0, 0, 0, "DIR",
      "folder of the statistics of agents (default: one of this user in memory); 'off': make none",
      CLI_TELEMETRY},
@@ -94,6 +96,29 @@ const struct heft_config_entry cli_options[] = {
     {"prometheus", HEFT_CONFIG_FLAG, 0, 0, 0, 0, 0, "print Prometheus text", CLI_STATS},
     {"serve", HEFT_CONFIG_TEXT, 0, 0, 0, 0, "HOST:PORT",
      "serve all agents of this host at /metrics until stopped", CLI_STATS},
+    {"op", HEFT_CONFIG_CHOICE, "both", 0, 0, "read|write|both", 0, "what is measured", CLI_BENCH},
+    {"space", HEFT_CONFIG_CHOICE, "shared", 0, 0, "shared|private|file|all", 0,
+     "memory that heft allocates, any other memory, or a file (inside one process, warm)", CLI_BENCH},
+    {"pattern", HEFT_CONFIG_CHOICE, "contiguous", 0, 0, "contiguous|strided|scattered|all", 0,
+     "pieces side by side, with gaps, or in random order on both sides", CLI_BENCH},
+    {"sizes", HEFT_CONFIG_TEXT, "8,4K,64K,1M,64M", 0, 0, 0, "LIST", "bytes of a piece, 1 to 1G", CLI_BENCH},
+    {"batches", HEFT_CONFIG_TEXT, "1", 0, 0, 0, "LIST", "pieces of a transfer, 1 to 1M", CLI_BENCH},
+    {"unprepared", HEFT_CONFIG_FLAG, 0, 0, 0, 0, 0,
+     "make each transfer anew, in the time that is measured; else one is posted again and again", CLI_BENCH},
+    {"tell", HEFT_CONFIG_CHOICE, "nothing", 0, 0, "nothing|notification|counter", 0,
+     "what the peer is told at the end of each transfer (a counter: WRITE only)", CLI_BENCH},
+    {"clients", HEFT_CONFIG_NUMBER, "1", 1, 64, 0, "N", "processes that post transfers", CLI_BENCH},
+    {"servers", HEFT_CONFIG_NUMBER, "1", 1, 16, 0, "M", "processes they post them to: each client to each",
+     CLI_BENCH},
+    {"threads", HEFT_CONFIG_NUMBER, "1", 1, 64, 0, "N",
+     "threads of each client, a transfer each to each server", CLI_BENCH},
+    {"time", HEFT_CONFIG_DURATION, "300ms", 1, 600000, 0, "TIME", "of each repeat; one transfer at least",
+     CLI_BENCH},
+    {"warm-up", HEFT_CONFIG_DURATION, "50ms", 0, 600000, 0, "TIME", "before the first repeat", CLI_BENCH},
+    {"repeats", HEFT_CONFIG_NUMBER, "3", 1, 32, 0, "N", "the median of them is told", CLI_BENCH},
+    {"memory", HEFT_CONFIG_SIZE, "1G", 4096, 0, 0, "SIZE",
+     "the most that one region may take; rows that need more are passed over", CLI_BENCH},
+    {"unchecked", HEFT_CONFIG_FLAG, 0, 0, 0, 0, 0, "do not compare the bytes after each row", CLI_BENCH},
     {"all", HEFT_CONFIG_FLAG, 0, 0, 0, 0, 0, "list expired leases too", CLI_REPLICAS},
     {"timeout", HEFT_CONFIG_DURATION, "5s", 1, 3600000, 0, "TIME", "limit of one call to the directory",
      CLI_DIRECTORY},
@@ -161,6 +186,21 @@ const struct cli_command cli_commands[] = {
      "  heft stats --serve 127.0.0.1:9402 one place to scrape for Prometheus, however many processes there "
      "are\n",
      CLI_COMMON | CLI_STATS | CLI_TELEMETRY, 0, 1, cli_stats},
+    {"bench", "[PEER]", "how fast transfers between processes are, on this host or to another",
+     "Without PEER it starts both sides by itself; nothing else has to run. A row is one operation, space, "
+     "pattern, "
+     "size\nand batch; after it every byte is compared. 'bare' is the same pieces moved by a plain loop in "
+     "one "
+     "thread (memcpy,\ncross-memory calls, pread and pwrite, one TCP stream over loopback, as the route is), "
+     "in "
+     "the same run.\n\n"
+     "  heft bench                                             a first look\n"
+     "  heft bench --sizes 64 --batches 1,1K,64K --pattern scattered --op write\n"
+     "  heft bench --space private --require tcp --threads 2   what tcp does on loopback\n"
+     "  heft bench --clients 4 --servers 2 --sizes 1M          eight pairs at once\n\n"
+     "Across hosts: heft bench --listen 0.0.0.0:7000 on one; it prints the PEER to give to heft bench on the "
+     "other.\n",
+     CLI_COMMON | CLI_BENCH | CLI_PEERS | CLI_TELEMETRY, 0, 1, cli_bench},
     {"completion", "bash", "print the shell completion", "  source <(heft completion bash)\n", CLI_COMMON, 1,
      1, cli_completion},
 };

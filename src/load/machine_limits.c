@@ -272,6 +272,14 @@ static void measure_tcp(struct heft_limits *limits, struct heft_error *error)
     free(piece);
 }
 
+double heft_limits_measure_tcp(struct heft_error *error)
+{
+    struct heft_limits limits = {0};
+
+    measure_tcp(&limits, error);
+    return limits.tcp;
+}
+
 int heft_limits_measure(const char *path, struct heft_limits *limits_out, struct heft_error *error)
 {
     struct heft_limits limits = {0};

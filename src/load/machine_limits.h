@@ -29,6 +29,8 @@ struct heft_limits {
 int heft_limits_measure(const char *path, struct heft_limits *limits_out, struct heft_error *error);
 /* gpu_limits.c: its part of it. Nothing without GPUs. */
 void heft_limits_measure_gpus(struct heft_limits *limits, struct heft_error *error);
+/* One stream over loopback, bytes a second; 0: it can't be measured, and the error tells why. */
+double heft_limits_measure_tcp(struct heft_error *error);
 int heft_limits_write(const struct heft_limits *limits, struct heft_error *error);
 /* NOT_FOUND when nothing was measured yet. */
 int heft_limits_read(struct heft_limits *limits_out);

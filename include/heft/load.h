@@ -51,7 +51,8 @@ struct heft_load_peer {
 
 enum heft_load_flags {
     HEFT_LOAD_NO_VERIFY = 1, /* block digests are neither made nor checked */
-    HEFT_LOAD_EXPLAIN = 4    /* plan only: move nothing; the report tells what would be done */
+    HEFT_LOAD_EXPLAIN = 4,   /* plan only: move nothing; the report tells what would be done */
+    HEFT_LOAD_TRACE = 8      /* keep what each source did when, for heft_load_trace */
 };
 
 struct heft_load_options {
@@ -127,6 +128,11 @@ void heft_load_cancel(struct heft_load *load);
 struct heft_model *heft_load_take_model(struct heft_load *load);
 /* The report as JSON (docs/report.md), at any time; freed with heft_free. */
 char *heft_load_report(struct heft_load *load);
+/*
+ * With HEFT_LOAD_TRACE and after the load has ended: a Chrome trace as JSON (docs/trace.md), freed with
+ * heft_free; else NULL.
+ */
+char *heft_load_trace(struct heft_load *load);
 /* Enters the time that publishing the loaded model took into the report (stage "publish"). */
 void heft_load_note_publish(struct heft_load *load, uint64_t took_ns);
 /* Cancels and waits for the end when still running. */

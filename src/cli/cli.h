@@ -28,7 +28,8 @@ enum {
     CLI_STATS = 4096,
     CLI_TOP = 8192,
     CLI_BENCH = 16384,
-    CLI_PEERS = 32768 /* connecting to agents: load, serve, plan, health */
+    CLI_PEERS = 32768, /* connecting to agents: load, serve, plan, health */
+    CLI_REPORT = 65536
 };
 
 /* Exit codes (heft(1)). */
@@ -102,6 +103,9 @@ void cli_progress_start(struct cli_progress *progress, int quiet);
 void cli_progress_show(struct cli_progress *progress, const struct heft_load_progress *now);
 void cli_progress_end(struct cli_progress *progress);
 
+/* cmd_load.c: what a load did, for people. */
+void cli_print_report(const struct json_t *report);
+
 /* directory.c: opens --directory; *directory_out NULL when none is configured. */
 int cli_open_directory(const struct cli *cli, int required, struct heft_directory **directory_out,
                        struct heft_error *error);
@@ -119,6 +123,7 @@ int cli_probe(struct cli *cli);
 int cli_top(struct cli *cli);
 int cli_stats(struct cli *cli);
 int cli_bench(struct cli *cli);
+int cli_report(struct cli *cli);
 int cli_completion(struct cli *cli);
 
 #endif

@@ -301,6 +301,34 @@ static int write_report(const struct session *session, struct heft_error *error)
     return HEFT_OK;
 }
 
+/* A trace with the report in it, so that one file tells both. */
+static int write_trace(const struct session *session, struct heft_error *error)
+{
+    const char *path = heft_config_text(&session->cli->config, "trace");
+    char *events = path ? heft_load_trace(session->load) : NULL;
+    int failed = 0, saved;
+    FILE *file;
+
+    if (!events) /* not asked for, or it failed before bytes moved */
+        return HEFT_OK;
+    file = strcmp(path, "-") == 0 ? stdout : fopen(path, "we");
+    errno = 0;
+    if (file) {
+        failed = fputs("{\"heft\":", file) < 0 || json_dumpf(session->report, file, JSON_REAL_PRECISION(6)) ||
+                 fprintf(file, ",%s", events + 1) < 0 || fflush(file);
+        saved = errno;
+        if (file != stdout && fclose(file) && !failed) {
+            failed = 1;
+            saved = errno;
+        }
+    } else {
+        failed = 1;
+        saved = errno;
+    }
+    heft_free(events);
+    return failed ? heft_error_set_errno(error, saved ? saved : EIO, "writing the trace %s", path) : HEFT_OK;
+}
+
 static int report_on_stdout(const struct cli *cli)
 {
     const char *path = heft_config_text(&cli->config, "report");
@@ -411,7 +439,7 @@ static void print_sources(const json_t *report)
     }
 }
 
-static void print_loaded(const json_t *report)
+void cli_print_report(const json_t *report)
 {
     const json_t *verified = json_object_get(report, "verified"), *limit = json_object_get(report, "limit");
     const json_t *stages = json_object_get(report, "stages"), *layout = json_object_get(report, "layout");
@@ -576,7 +604,8 @@ static void drop_if_empty(const struct cli *cli, const char *option, int made)
 static int run_load(struct session *session, int serves, struct heft_error *error)
 {
     struct heft_error second = HEFT_ERROR_INIT;
-    int rc = start_load(session, serves, 0, error), written;
+    uint32_t flags = heft_config_text(&session->cli->config, "trace") ? HEFT_LOAD_TRACE : 0;
+    int rc = start_load(session, serves, flags, error), written;
 
     if (!rc)
         rc = wait_load(session, error);
@@ -591,6 +620,8 @@ static int run_load(struct session *session, int serves, struct heft_error *erro
     if (!session->load || take_report(session))
         return rc;
     written = write_report(session, rc ? &second : error);
+    if (!written)
+        written = write_trace(session, rc ? &second : error);
     return rc ? rc : written;
 }
 
@@ -598,12 +629,14 @@ static int load_and_maybe_serve(struct cli *cli, int serves)
 {
     struct session session = {.cli = cli};
     struct heft_error error = HEFT_ERROR_INIT;
-    int rc, code = EXIT_DONE, made_report, made_sha256 = 0;
+    int rc, code = EXIT_DONE, made_report, made_sha256 = 0, made_trace = 0;
 
     catch_stop();
     rc = check_output(cli, "report", &made_report, &error);
     if (!rc)
         rc = check_output(cli, "sha256", &made_sha256, &error);
+    if (!rc)
+        rc = check_output(cli, "trace", &made_trace, &error);
     if (!rc)
         rc = run_load(&session, serves, &error);
     if (rc) {
@@ -615,7 +648,7 @@ static int load_and_maybe_serve(struct cli *cli, int serves)
             print_sources(session.report);
     } else {
         if (!report_on_stdout(cli))
-            print_loaded(session.report);
+            cli_print_report(session.report);
         else if (!serves || !cli->json)
             cli_print_json(session.report, 0);
         if (serves)
@@ -624,6 +657,7 @@ static int load_and_maybe_serve(struct cli *cli, int serves)
     session_end(&session);
     drop_if_empty(cli, "report", made_report);
     drop_if_empty(cli, "sha256", made_sha256);
+    drop_if_empty(cli, "trace", made_trace);
     return code;
 }
 

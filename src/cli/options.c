@@ -74,6 +74,11 @@ const struct heft_config_entry cli_options[] = {
     {"no-verify", HEFT_CONFIG_FLAG, 0, 0, 0, 0, 0, "neither make nor check block digests", CLI_LOAD},
     {"report", HEFT_CONFIG_TEXT, 0, 0, 0, 0, "FILE",
      "write the report (JSON); '-': on stdout, in place of the summary", CLI_LOAD},
+    {"trace", HEFT_CONFIG_TEXT, 0, 0, 0, 0, "FILE",
+     "write what each source did when: a Chrome trace, for ui.perfetto.dev and heft report --html",
+     CLI_SERVE},
+    {"html", HEFT_CONFIG_TEXT, 0, 0, 0, 0, "FILE", "draw the load on a page ('-': stdout); wants a trace",
+     CLI_REPORT},
     {"sha256", HEFT_CONFIG_TEXT, 0, 0, 0, 0, "FILE",
      "write each loaded tensor's SHA-256, to compare with other tools", CLI_SERVE},
     {"stay", HEFT_CONFIG_FLAG, 0, 0, 0, 0, 0, "serve the model to others until stopped", CLI_LOAD_ONLY},
@@ -201,6 +206,10 @@ const struct cli_command cli_commands[] = {
      "Across hosts: heft bench --listen 0.0.0.0:7000 on one; it prints the PEER to give to heft bench on the "
      "other.\n",
      CLI_COMMON | CLI_BENCH | CLI_PEERS | CLI_TELEMETRY, 0, 1, cli_bench},
+    {"report", "FILE", "what a finished load did: text, or a page with --html",
+     "FILE is what load --report or load --trace wrote.\n\n"
+     "  heft load ./model --trace load.json && heft report load.json --html load.html\n",
+     CLI_COMMON | CLI_REPORT, 1, 1, cli_report},
     {"completion", "bash", "print the shell completion", "  source <(heft completion bash)\n", CLI_COMMON, 1,
      1, cli_completion},
 };

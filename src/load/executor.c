@@ -439,6 +439,8 @@ static void on_done(struct heft_xfer *xfer, const struct heft_xfer_result *resul
     if (status == HEFT_OK && executor->options.verify)
         status = verify_chunk(executor, slot->chunk, &error);
     now = heft_now_ns();
+    heft_trace_transfer(executor->options.trace, slot->source, (uint32_t)(slot - lane->slots), slot->chunk,
+                        slot->posted_ns, result, status, now);
 
     (void)pthread_mutex_lock(&executor->lock);
     executor->active--;

@@ -11,6 +11,7 @@
 #ifndef HEFT_LOAD_EXECUTOR_H
 #define HEFT_LOAD_EXECUTOR_H
 
+#include "load/trace.h"
 #include "plan/plan.h"
 #include <heft/agent.h>
 
@@ -69,6 +70,7 @@ struct heft_executor_options {
     /* Digests of what arrived, for tensors that are wanted whole: by layout tensor, UINT64_MAX: not kept. */
     uint64_t *computed;
     const uint64_t *computed_first;
+    struct heft_trace *trace; /* NULL: none is kept */
 };
 
 /* verify_chunk by the CPU. */

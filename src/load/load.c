@@ -57,7 +57,7 @@ static void enter_stage(struct heft_load *load, enum heft_load_stage stage)
     (void)pthread_mutex_lock(&load->lock);
     load->stage_ns[load->stage] += now - load->stage_began_ns;
     load->stage = stage;
-    load->stage_began_ns = now;
+    load->stage_began_ns = load->stage_start_ns[stage] = now;
     (void)pthread_mutex_unlock(&load->lock);
 }
 
@@ -211,6 +211,21 @@ static int make_plan(struct heft_load *load, struct run *run, struct heft_error 
 
 /* ---- move ---- */
 
+static int start_trace(struct heft_load *load, const struct run *run, struct heft_error *error)
+{
+    static const char *const kinds[] = {"", "file", "peer", "object"};
+    uint32_t index;
+
+    if (!(load->options.flags & HEFT_LOAD_TRACE))
+        return HEFT_OK;
+    load->trace = heft_trace_create(load->plan->chunk_count);
+    if (!load->trace)
+        return heft_error_set(error, HEFT_ERR_NO_MEMORY, "keeping a trace of the load");
+    for (index = 0; index < load->plan->source_count; index++)
+        heft_trace_name(load->trace, index, kinds[run->sources[index]->kind], run->sources[index]->name);
+    return HEFT_OK;
+}
+
 static int move_bytes(struct heft_load *load, struct run *run, uint64_t end_ns, struct heft_error *error)
 {
     struct heft_executor_options options = {
@@ -231,8 +246,11 @@ static int move_bytes(struct heft_load *load, struct run *run, uint64_t end_ns, 
         .computed_first = run->computed_first,
     };
     struct heft_executor *executor;
-    int rc = heft_executor_create(&options, &executor, error);
+    int rc = start_trace(load, run, error);
 
+    options.trace = load->trace;
+    if (!rc)
+        rc = heft_executor_create(&options, &executor, error);
     if (rc)
         return rc;
     (void)pthread_mutex_lock(&load->lock);
@@ -557,7 +575,7 @@ int heft_load_start(const struct heft_load_options *options, struct heft_load **
         return heft_error_set(error, HEFT_ERR_NO_MEMORY, "starting a load");
     (void)pthread_mutex_init(&load->lock, NULL);
     (void)pthread_cond_init(&load->changed, NULL);
-    load->started_ns = load->stage_began_ns = heft_now_ns();
+    load->started_ns = load->stage_began_ns = load->stage_start_ns[HEFT_STAGE_INIT] = heft_now_ns();
     rc = copy_options(load, options, error);
     if (!rc)
         rc = make_agent(load, error);
@@ -647,10 +665,21 @@ char *heft_load_report(struct heft_load *load)
     return text;
 }
 
+char *heft_load_trace(struct heft_load *load)
+{
+    char *text;
+
+    (void)pthread_mutex_lock(&load->lock);
+    text = load->trace && load->finished ? heft_trace_text(load) : NULL;
+    (void)pthread_mutex_unlock(&load->lock);
+    return text;
+}
+
 void heft_load_note_publish(struct heft_load *load, uint64_t took_ns)
 {
     (void)pthread_mutex_lock(&load->lock);
     load->stage_ns[HEFT_STAGE_PUBLISH] = took_ns;
+    load->stage_start_ns[HEFT_STAGE_PUBLISH] = heft_now_ns() - took_ns;
     if (load->final_report)
         (void)json_object_set_new(json_object_get(load->final_report, "stages"), "publish_s",
                                   json_real((double)took_ns / HEFT_NS_PER_S));
@@ -668,6 +697,7 @@ void heft_load_free(struct heft_load *load)
     if (load->own_agent && load->agent)
         (void)heft_agent_close(load->agent, NULL);
     json_decref(load->final_report);
+    heft_trace_free(load->trace);
     free(load->copies);
     (void)pthread_mutex_destroy(&load->lock);
     (void)pthread_cond_destroy(&load->changed);

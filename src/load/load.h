@@ -43,7 +43,9 @@ struct heft_load {
     struct heft_plan *plan;
     struct heft_executor *executor;
     struct heft_model *model;
-    struct json_t *final_report; /* made at the end, before what it tells of is freed */
+    struct heft_trace *trace;                  /* by HEFT_LOAD_TRACE, from the move on */
+    uint64_t stage_start_ns[HEFT_STAGE_COUNT]; /* 0: not reached */
+    struct json_t *final_report;               /* made at the end, before what it tells of is freed */
 
     uint64_t bytes_total, bytes_done, blocks_verified, blocks_total;
     char verified_against[256];
@@ -62,6 +64,8 @@ int heft_load_add_tensor(struct heft_manifest *manifest, const struct heft_layou
 
 /* The report as a JSON object (json_decref), NULL out of memory. Under the load's lock. */
 struct json_t *heft_report_make(const struct heft_load *load);
+/* The trace's text (malloc), NULL: there is none, or out of memory. Once the load has ended. */
+char *heft_trace_text(const struct heft_load *load);
 /* Its text (malloc). */
 char *heft_report_text(struct json_t *report);
 const char *heft_stage_name(enum heft_load_stage stage);

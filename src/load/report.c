@@ -7,6 +7,7 @@
 #include "load/load.h"
 #include "transport/object/object.h"
 
+#include <inttypes.h>
 #include <jansson.h>
 #include <stdlib.h>
 #include <string.h>
@@ -292,4 +293,27 @@ struct json_t *heft_report_make(const struct heft_load *load)
 char *heft_report_text(struct json_t *report)
 {
     return report ? json_dumps(report, JSON_INDENT(2) | JSON_REAL_PRECISION(6)) : NULL;
+}
+
+char *heft_trace_text(const struct heft_load *load)
+{
+    struct heft_buf buf;
+    int stage;
+
+    heft_buf_init(&buf, SIZE_MAX);
+    heft_buf_printf(&buf, "{\"traceEvents\":[\n");
+    for (stage = HEFT_STAGE_INIT; stage < HEFT_STAGE_DONE; stage++)
+        if (load->stage_start_ns[stage])
+            heft_trace_write_stage(&buf, heft_stage_name((enum heft_load_stage)stage),
+                                   load->stage_start_ns[stage], load->stage_ns[stage], load->started_ns);
+    heft_trace_write(load->trace, load->started_ns, &buf);
+    heft_buf_printf(&buf,
+                    "{\"ph\":\"M\",\"pid\":0,\"name\":\"process_name\",\"args\":{\"name\":\"load\"}}\n"
+                    "],\"displayTimeUnit\":\"ms\",\"lostEvents\":%" PRIu64 "}\n",
+                    heft_trace_lost(load->trace));
+    heft_buf_u8(&buf, 0);
+    if (!buf.failed)
+        return (char *)buf.data;
+    heft_buf_free(&buf);
+    return NULL;
 }

@@ -40,7 +40,6 @@ def an_error_is_one_sentence_with_its_own_exit_code():
                 (2, "unknown option --sha256", "plan", model, "--sha256", "x"),
                 (5, "REQUIRED", "load", model, "--require", "tcp"),
                 (3, "NO_WEIGHTS", "inspect", fleet.path("empty")),
-                (2, "gs://b/p is in a Google Cloud bucket", "load", "gs://b/p"),
                 (2, "folder, not a regular file", "replicas", "--directory", f"file:{fleet.dir}"),
                 (2, "not an address", "replicas", "--directory", "foo"),
                 (4, "no directory is named", "load", model, "--source", "peer"),

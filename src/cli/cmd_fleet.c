@@ -1,14 +1,18 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* heft replicas and health: what the directory says, and whether it is so. Tokens are never shown. */
 #include "cli/cli.h"
+#include "base/clock.h"
 #include "load/directory.h"
 
 #include <inttypes.h>
 #include <jansson.h>
+#include <pthread.h>
+#include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
-#define HEALTH_CONNECT_MS 3000u
+#define HEALTH_MS 3000u /* for all replicas together, who are asked at the same time */
+#define HEALTH_THREADS 64u
 
 static int list_records(struct cli *cli, const struct heft_record_query *query,
                         struct heft_directory **directory_out, struct heft_record_list *list_out,
@@ -56,6 +60,8 @@ static json_t *record_json(const struct heft_record *record)
     (void)json_object_set_new(object, "content_digest", json_string(digest));
     (void)json_object_set_new(object, "tensors", json_integer((json_int_t)record->tensor_count));
     (void)json_object_set_new(object, "bytes", json_integer((json_int_t)record->total_bytes));
+    (void)json_object_set_new(object, "part", text(record->part));
+    (void)json_object_set_new(object, "whole_bytes", json_integer((json_int_t)record->whole_bytes));
     (void)json_object_set_new(object, "blocks", json_integer((json_int_t)record->block_count));
     (void)json_object_set_new(object, "held_blocks", json_integer((json_int_t)record->held_blocks));
     (void)json_object_set_new(object, "lease_ms", json_integer((json_int_t)record->lease_ms));
@@ -69,8 +75,14 @@ static void print_record(const struct heft_record *record)
            cli_safe(record->identity.revision));
     if (record->identity.rank && record->identity.rank[0])
         printf(" %s", cli_safe(record->identity.rank));
-    printf("  %s, %" PRIu64 " tensors%s  lease %s left\n    %s\n", cli_bytes(record->total_bytes),
-           record->tensor_count, record->held_blocks < record->block_count ? " (partly held)" : "",
+    if (record->part && record->part[0])
+        printf(" %s", cli_safe(record->part));
+    printf("  %s", cli_bytes(record->total_bytes));
+    if (record->whole_bytes > record->total_bytes)
+        printf(" of %s (%.1f %%)", cli_bytes(record->whole_bytes),
+               100.0 * (double)record->total_bytes / (double)record->whole_bytes);
+    printf(", %" PRIu64 " tensors%s  lease %s left\n    %s\n", record->tensor_count,
+           record->held_blocks < record->block_count ? " (partly held)" : "",
            record->lease_left_ms ? cli_seconds((double)record->lease_left_ms / 1000) : "none",
            cli_safe(record->addresses));
 }
@@ -114,9 +126,25 @@ int cli_replicas(struct cli *cli)
     return EXIT_DONE;
 }
 
+/* One replica and what came of asking it. */
+struct asked {
+    int code;
+    struct heft_error reason;
+};
+
+struct asking {
+    struct heft_agent *agent;
+    const struct heft_record_list *list;
+    struct asked *answers;
+    size_t next; /* atomic */
+    uint64_t end_ns;
+};
+
 /* Connects, which proves generation and token both ways, and goes. */
-static int ask_replica(struct heft_agent *agent, const struct heft_record *record, struct heft_error *error)
+static int ask_replica(struct heft_agent *agent, const struct heft_record *record, uint64_t end_ns,
+                       struct heft_error *error)
 {
+    uint64_t now_ns = heft_now_ns();
     struct heft_peer_options options = HEFT_PEER_OPTIONS_INIT;
     struct heft_peer *peer;
     int rc;
@@ -125,11 +153,37 @@ static int ask_replica(struct heft_agent *agent, const struct heft_record *recor
     options.name = record->name;
     options.generation = record->generation;
     options.token = record->token;
-    options.connect_timeout_ms = HEALTH_CONNECT_MS;
+    options.connect_timeout_ms = end_ns > now_ns ? (uint32_t)((end_ns - now_ns) / HEFT_NS_PER_MS) + 1 : 1;
     rc = heft_peer_connect(agent, &options, &peer, error);
     if (!rc)
         (void)heft_peer_close(peer, NULL);
     return rc;
+}
+
+static void *ask_some(void *context)
+{
+    struct asking *asking = context;
+    size_t index;
+
+    while ((index = __atomic_fetch_add(&asking->next, 1, __ATOMIC_RELAXED)) < asking->list->count)
+        asking->answers[index].code = ask_replica(asking->agent, &asking->list->records[index], asking->end_ns,
+                                                  &asking->answers[index].reason);
+    return NULL;
+}
+
+/* All at the same time: a fleet of dead ones takes no longer than one. */
+static void ask_all(struct heft_agent *agent, const struct heft_record_list *list, struct asked *answers)
+{
+    struct asking asking = {agent, list, answers, 0, heft_after_ms(heft_now_ns(), HEALTH_MS)};
+    pthread_t threads[HEALTH_THREADS];
+    size_t count = 0;
+
+    while (count + 1 < list->count && count < HEALTH_THREADS &&
+           pthread_create(&threads[count], NULL, ask_some, &asking) == 0)
+        count++;
+    (void)ask_some(&asking);
+    while (count > 0)
+        (void)pthread_join(threads[--count], NULL);
 }
 
 int cli_health(struct cli *cli)
@@ -139,6 +193,7 @@ int cli_health(struct cli *cli)
     struct heft_record_list list = {0};
     struct heft_directory *directory;
     struct heft_agent *agent;
+    struct asked *answers;
     struct heft_error error = HEFT_ERROR_INIT;
     json_t *replicas = json_array();
     size_t index;
@@ -160,9 +215,13 @@ int cli_health(struct cli *cli)
     if (!cli->json)
         printf("directory %s: answers, epoch %" PRIx64 ", %zu replica%s\n", cli_safe(directory->address),
                list.epoch, list.count, list.count == 1 ? "" : "s");
-    for (index = 0; index < list.count; index++) {
-        struct heft_error reason = HEFT_ERROR_INIT;
-        int answer = ask_replica(agent, &list.records[index], &reason);
+    answers = calloc(list.count + 1, sizeof(*answers));
+    bad = !answers;
+    if (answers)
+        ask_all(agent, &list, answers);
+    for (index = 0; answers && index < list.count; index++) {
+        const struct heft_error reason = answers[index].reason;
+        int answer = answers[index].code;
 
         bad += answer != HEFT_OK;
         if (cli->json)
@@ -181,6 +240,7 @@ int cli_health(struct cli *cli)
         json_decref(object);
     }
     json_decref(replicas);
+    free(answers);
     (void)heft_agent_close(agent, NULL);
     heft_record_list_free(&list);
     heft_directory_close(directory);

@@ -19,11 +19,11 @@ static int load_control(struct heft_error *error)
     } found;
 
     if (!library)
-        return heft_error_set(
-            error, HEFT_ERR_LIBRARY,
-            "the client of heftd can't be loaded: %s; install libheft-control beside libheft, or use "
-            "--directory file:PATH",
-            dlerror());
+        return heft_error_set(error, HEFT_ERR_LIBRARY,
+                              "the client of heftd and etcd can't be loaded: %s; install libheft-control "
+                              "beside libheft, or use "
+                              "--directory file:PATH",
+                              dlerror());
     found.pointer = dlsym(library, "heft_control_open_directory");
     if (!found.pointer)
         return heft_error_set(error, HEFT_ERR_LIBRARY, "libheft-control.so.0 is of another version: %s",
@@ -46,13 +46,18 @@ int cli_open_directory(const struct cli *cli, int required, struct heft_director
         timeout_ms = heft_config_number(&cli->config, "deadline");
     options.timeout_ms = (uint32_t)timeout_ms;
     options.allow_plain = (int)heft_config_number(&cli->config, "allow-plain-token");
+    options.user = heft_config_text(&cli->config, "directory-user");
+    options.password_file = heft_config_text(&cli->config, "directory-password-file");
+    options.ca_file = heft_config_text(&cli->config, "directory-ca");
+    options.certificate_file = heft_config_text(&cli->config, "directory-cert");
+    options.key_file = heft_config_text(&cli->config, "directory-key");
     *directory_out = NULL;
     if (!options.address || !options.address[0]) {
         if (required)
-            return heft_error_set(
-                error, HEFT_ERR_INVALID,
-                "no directory is named: give --directory HOST:PORT (a heftd) or file:PATH, or set "
-                "HEFT_DIRECTORY");
+            return heft_error_set(error, HEFT_ERR_INVALID,
+                                  "no directory is named: give --directory HOST:PORT (a heftd), "
+                                  "etcd://HOST:PORT or file:PATH, or set "
+                                  "HEFT_DIRECTORY");
         return HEFT_OK;
     }
     if (strncmp(options.address, "file:", 5) != 0)

@@ -90,8 +90,13 @@ void heft_directory_reaped(void *context, const struct heft_lease *lease)
 void heft_directory_service_get_status(struct heft_directory_service *service,
                                        struct heft_directory_service_status *status_out)
 {
+    static const struct heft_lease_query agents = {.prefix = HEFT_RECORD_AGENTS};
+    const struct heft_lease *lease = NULL;
+
     memset(status_out, 0, sizeof(*status_out));
     (void)pthread_mutex_lock(&service->lock);
+    while ((lease = heft_lease_next(service->table, &agents, lease ? lease->name : NULL)) != NULL)
+        status_out->agents++;
     status_out->epoch = service->epoch;
     status_out->uptime_ms = (heft_clock_now(&service->clock) - service->begin_ns) / HEFT_NS_PER_MS;
     status_out->records = heft_lease_live(service->table);
@@ -158,7 +163,9 @@ static void view_record(struct heft_directory_service *service, const struct hef
             .stage = lease->stage,
             .rank = message->identity ? message->identity->rank : "",
             .addresses = message->addresses,
+            .part = message->part,
             .total_bytes = message->total_bytes,
+            .whole_bytes = message->whole_bytes,
             .tensor_count = message->tensor_count,
             .block_count = message->block_count,
             .held_blocks = message->held_blocks,

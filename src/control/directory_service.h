@@ -49,14 +49,16 @@ struct heft_replica_view {
     const char *stage;
     const char *rank;
     const char *addresses;
-    uint64_t total_bytes, tensor_count, block_count, held_blocks;
+    const char *part; /* "rank 1/4"; "": all of the model */
+    uint64_t total_bytes, whole_bytes, tensor_count, block_count, held_blocks;
     uint64_t lease_ms, lease_left_ms, published_wall_ms;
 };
 typedef void (*heft_replica_visit_fn)(void *context, const struct heft_replica_view *view);
 
 struct heft_directory_service_status {
     uint64_t epoch, uptime_ms;
-    uint64_t records, bytes;
+    uint64_t records, bytes; /* all */
+    uint64_t agents;         /* of the records */
     struct heft_lease_limits limits;
     struct heft_lease_counts counts;
     uint64_t lists;

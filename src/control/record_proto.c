@@ -160,6 +160,7 @@ int heft_record_proto_check(const Heft__V1__Record *message, struct heft_error *
     if ((result = check_text(message->name, "the name", message->name, HEFT_NAME_MAX_BYTES, error)) ||
         (result = check_text(message->name, "the addresses", message->addresses,
                              HEFT_RECORD_MAX_ADDRESSES_BYTES - 1, error)) ||
+        (result = check_text(message->name, "the part", message->part, HEFT_RECORD_MAX_TEXT_BYTES, error)) ||
         (result = check_identity(message->name, message->identity, error)))
         return result;
     if (message->generation.len != HEFT_GENERATION_BYTES)
@@ -223,6 +224,8 @@ int heft_record_proto_encode(const struct heft_record *record, struct heft_buf *
     message.content_digest = record->content_digest;
     message.tensor_count = record->tensor_count;
     message.total_bytes = record->total_bytes;
+    message.whole_bytes = record->whole_bytes;
+    message.part = heft_proto_text(record->part);
     message.block_count = record->block_count;
     message.held_blocks = record->held ? record->held_blocks : record->block_count;
     if (record->held && record->held_blocks != record->block_count) {
@@ -268,6 +271,7 @@ int heft_record_proto_read(const Heft__V1__Record *message, struct heft_record *
     memset(&record, 0, sizeof(record));
     record.name = strdup(message->name);
     record.addresses = strdup(message->addresses);
+    record.part = strdup(message->part);
     if (message->held.len) {
         record.held = malloc(message->held.len);
         if (record.held)
@@ -279,7 +283,7 @@ int heft_record_proto_read(const Heft__V1__Record *message, struct heft_record *
             memcpy(record.metadata, message->metadata.data, message->metadata.len);
         record.metadata_bytes = message->metadata.len;
     }
-    if (!record.name || !record.addresses || (message->held.len && !record.held) ||
+    if (!record.name || !record.addresses || !record.part || (message->held.len && !record.held) ||
         (message->metadata.len && !record.metadata) || read_identity(message->identity, &record)) {
         heft_record_free(&record);
         return heft_error_set(error, HEFT_ERR_NO_MEMORY, "record '%s': out of memory", message->name);
@@ -291,6 +295,7 @@ int heft_record_proto_read(const Heft__V1__Record *message, struct heft_record *
     record.content_digest = message->content_digest;
     record.tensor_count = message->tensor_count;
     record.total_bytes = message->total_bytes;
+    record.whole_bytes = message->whole_bytes;
     record.block_count = message->block_count;
     record.held_blocks = message->held_blocks;
     record.lease_ms = message->lease_ms;

@@ -150,6 +150,10 @@ static void form_cell(struct heft_buf *buf, const struct heft_replica_view *view
         heft_buf_printf(buf, " ");
         escaped(buf, view->rank);
     }
+    if (view->part[0]) {
+        heft_buf_printf(buf, "<br>");
+        escaped(buf, view->part);
+    }
     heft_buf_printf(buf, "</td>");
 }
 
@@ -177,11 +181,24 @@ static void addresses_cell(struct heft_buf *buf, const char *addresses)
     heft_buf_printf(buf, "</td>");
 }
 
+/* Percent of the model that it holds: of the tensors' bytes, and of the blocks it should have. */
+static double held_share(const struct heft_replica_view *view)
+{
+    double share = view->whole_bytes > view->total_bytes
+                       ? 100.0 * (double)view->total_bytes / (double)view->whole_bytes
+                       : 100.0;
+
+    return view->held_blocks < view->block_count
+               ? share * (double)view->held_blocks / (double)view->block_count
+               : share;
+}
+
 static void row(void *context, const struct heft_replica_view *view)
 {
     struct heft_buf *buf = context;
     char generation[HEFT_GENERATION_TEXT_BYTES], size[32], age[32];
     uint64_t now_ms = heft_wall_ms();
+    double share = held_share(view);
 
     heft_generation_print(&view->generation, generation);
     bytes_text(view->total_bytes, size, sizeof(size));
@@ -193,11 +210,7 @@ static void row(void *context, const struct heft_replica_view *view)
     short_cell(buf, view->revision);
     form_cell(buf, view);
     heft_buf_printf(buf, "<td class=n>%s</td><td class=n>%" PRIu64 "</td>", size, view->tensor_count);
-    if (view->held_blocks == view->block_count)
-        heft_buf_printf(buf, "<td class=n>100 %%</td>");
-    else
-        heft_buf_printf(buf, "<td class=n>%.1f %%</td>",
-                        100.0 * (double)view->held_blocks / (double)view->block_count);
+    heft_buf_printf(buf, "<td class=n>%.*f %%</td>", share < 100 ? 1 : 0, share);
     heft_buf_printf(buf, "<td class=n>%.1f of %.1f s</td><td class=n>%s ago</td>",
                     (double)view->lease_left_ms / 1000, (double)view->lease_ms / 1000, age);
     short_cell(buf, generation);
@@ -221,13 +234,14 @@ void heft_http_page(const struct heft_http_sources *sources, struct heft_buf *bu
 {
     struct heft_directory_service_status status;
     char uptime[32], used[32];
-    uint64_t shown;
+    uint64_t shown, replicas;
 
     heft_directory_service_get_status(sources->service, &status);
+    replicas = status.records - status.agents;
     time_text(status.uptime_ms / 1000, uptime, sizeof(uptime));
     bytes_text(status.bytes, used, sizeof(used));
-    heft_buf_printf(buf, "%s<h1>%" PRIu64 " %s</h1>\n", page_head, status.records,
-                    status.records == 1 ? "replica" : "replicas");
+    heft_buf_printf(buf, "%s<h1>%" PRIu64 " %s</h1>\n", page_head, replicas,
+                    replicas == 1 ? "replica" : "replicas");
     heft_buf_printf(buf,
                     "<p>heftd %s, up %s, epoch %016" PRIx64 ", records take %s. Since the start: %" PRIu64
                     " published, %" PRIu64 " renewals, %" PRIu64 " expired, %" PRIu64 " taken over. Store: ",
@@ -240,7 +254,10 @@ void heft_http_page(const struct heft_http_sources *sources, struct heft_buf *bu
         escaped(buf, status.store_error);
         heft_buf_printf(buf, "</p>\n");
     }
-    if (status.records == 0) {
+    if (status.agents)
+        heft_buf_printf(buf, "<p>%" PRIu64 " %s published metadata.</p>\n", status.agents,
+                        status.agents == 1 ? "agent has" : "agents have");
+    if (replicas == 0) {
         heft_buf_printf(buf, "<p>Nothing is published. Serve a model with: heft serve MODEL --directory "
                              "HOST:PORT</p>\n");
         return;
@@ -251,6 +268,6 @@ void heft_http_page(const struct heft_http_sources *sources, struct heft_buf *bu
              "<th>Addresses</tr></thead><tbody>\n");
     shown = heft_directory_service_visit(sources->service, NULL, PAGE_MAX_REPLICAS, row, buf);
     heft_buf_printf(buf, "</tbody></table></div>\n");
-    if (shown < status.records)
+    if (shown < replicas)
         heft_buf_printf(buf, "<p>The first %" PRIu64 " are shown.</p>\n", shown);
 }

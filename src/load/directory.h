@@ -36,6 +36,8 @@ struct heft_record {
     uint64_t content_digest; /* 0: not known */
     uint64_t tensor_count;
     uint64_t total_bytes;
+    uint64_t whole_bytes; /* of the same tensors, held whole: more when only boxes are held; 0: not known */
+    char *part;           /* which part that is, for people: "rank 1/4"; NULL or "": all of it */
     uint64_t block_count;
     uint64_t held_blocks; /* block_count: complete */
     uint8_t *held;        /* bitmap of held blocks, lowest bit first; NULL when complete */

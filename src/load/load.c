@@ -337,6 +337,9 @@ static int make_model(struct heft_load *load, struct run *run, struct heft_model
     }
     rc = heft_model_make(manifest, run->parts, run->part_count, load->device, model_out, error);
     run->parts = NULL;
+    if (!rc && load->options.ranks > 1)
+        (void)snprintf((*model_out)->part, sizeof((*model_out)->part), "rank %u/%u", load->options.rank,
+                       load->options.ranks);
     if (!rc)
         heft_blob_move(&(*model_out)->config, &load->found->config);
     return rc;

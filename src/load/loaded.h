@@ -32,13 +32,16 @@ static inline void heft_blob_move(struct heft_text_blob *to, struct heft_text_bl
     *from = (struct heft_text_blob){0};
 }
 
+#define HEFT_MODEL_PART_BYTES 64
+
 struct heft_model {
     struct heft_manifest *manifest; /* tensor.file is a part; offset_bytes lies in it */
     struct heft_model_part *parts;
     uint32_t part_count;
-    int device;                   /* of every part: a GPU; -1: host memory */
-    struct heft_text_blob config; /* the model's config.json, when it was seen: replicas pass it on */
-    uint32_t users;               /* atomic: replicas that serve it */
+    int device;                       /* of every part: a GPU; -1: host memory */
+    struct heft_text_blob config;     /* the model's config.json, when it was seen: replicas pass it on */
+    uint32_t users;                   /* atomic: replicas that serve it */
+    char part[HEFT_MODEL_PART_BYTES]; /* which part of the model was loaded, "rank 1/4"; "": all of it */
 };
 
 /* Takes over manifest and parts, also on failure. */

@@ -12,6 +12,7 @@ void heft_record_free(struct heft_record *record)
         return;
     free(record->name);
     free(record->addresses);
+    free(record->part);
     free(record->identity_arena);
     free(record->held);
     free(record->metadata);

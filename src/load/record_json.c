@@ -119,6 +119,8 @@ json_t *heft_record_to_json(const struct heft_record *record, int with_token)
     failed |= json_object_set_new(object, "content_digest", hex_number(record->content_digest));
     failed |= json_object_set_new(object, "tensor_count", number(record->tensor_count));
     failed |= json_object_set_new(object, "total_bytes", number(record->total_bytes));
+    failed |= json_object_set_new(object, "whole_bytes", number(record->whole_bytes));
+    failed |= json_object_set_new(object, "part", string(record->part));
     failed |= json_object_set_new(object, "block_count", number(record->block_count));
     failed |= json_object_set_new(object, "held_blocks",
                                   number(record->held ? record->held_blocks : record->block_count));
@@ -273,7 +275,9 @@ int heft_record_from_json(json_t *object, struct heft_record *record_out, struct
     memset(&record, 0, sizeof(record));
     record.name = strdup(read_text(&reader, "name", HEFT_NAME_MAX_BYTES));
     record.addresses = strdup(read_text(&reader, "addresses", HEFT_RECORD_MAX_ADDRESSES_BYTES - 1));
-    result = record.name && record.addresses ? read_identity(&reader, &record) : HEFT_ERR_NO_MEMORY;
+    record.part = strdup(read_text(&reader, "part", HEFT_RECORD_MAX_TEXT_BYTES));
+    result =
+        record.name && record.addresses && record.part ? read_identity(&reader, &record) : HEFT_ERR_NO_MEMORY;
     if (result) {
         heft_record_free(&record);
         return heft_error_set(error, result, "reading a record: %s", heft_error_text(result));
@@ -286,6 +290,7 @@ int heft_record_from_json(json_t *object, struct heft_record *record_out, struct
     record.content_digest = read_hex_number(&reader, "content_digest");
     record.tensor_count = read_number(&reader, "tensor_count", 0);
     record.total_bytes = read_number(&reader, "total_bytes", 0);
+    record.whole_bytes = read_number(&reader, "whole_bytes", 0);
     record.block_count = read_number(&reader, "block_count", 0);
     record.held_blocks = read_number(&reader, "held_blocks", record.block_count);
     record.lease_ms = read_number(&reader, "lease_ms", 0);

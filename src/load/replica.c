@@ -296,6 +296,30 @@ static int publish_manifest(struct heft_replica *replica, struct heft_error *err
 
 /* ---- the record and its lease ---- */
 
+/* What the tensors take when each is held whole; 0 when one's size is not known. */
+static uint64_t whole_bytes(const struct heft_manifest *manifest)
+{
+    uint64_t index, total = 0;
+
+    for (index = 0; index < manifest->tensor_count; index++) {
+        const struct heft_manifest_tensor *tensor = &manifest->tensors[index];
+        uint64_t bits = tensor->dtype_bits;
+        uint32_t dim;
+
+        if (!tensor->box_size) {
+            total += tensor->size_bytes;
+            continue;
+        }
+        for (dim = 0; dim < tensor->rank; dim++)
+            if (__builtin_mul_overflow(bits, tensor->shape[dim], &bits))
+                return 0;
+        if (!tensor->dtype_bits)
+            return 0;
+        total += (bits + 7) / 8;
+    }
+    return total;
+}
+
 static int make_record(struct heft_replica *replica, struct heft_error *error)
 {
     struct heft_record *record = &replica->record;
@@ -318,6 +342,8 @@ static int make_record(struct heft_replica *replica, struct heft_error *error)
     record->content_digest = heft_manifest_content_digest(manifest);
     record->tensor_count = manifest->tensor_count;
     record->total_bytes = manifest->total_bytes;
+    record->whole_bytes = whole_bytes(manifest);
+    record->part = strdup(replica->model ? replica->model->part : "");
     record->block_count = record->held_blocks = manifest->block_count;
     record->lease_ms = replica->lease_ms;
     return HEFT_OK;

@@ -52,7 +52,8 @@ struct heft_token {
 /* ---- agents ---- */
 
 enum heft_agent_flags {
-    HEFT_AGENT_PEER_EVENTS = 1 /* peers that come and go are told by heft_agent_next_event */
+    HEFT_AGENT_PEER_EVENTS = 1,    /* peers that come and go are told by heft_agent_next_event */
+    HEFT_AGENT_CALLER_PROGRESS = 2 /* no worker threads: heft_agent_progress does all work */
 };
 
 struct heft_agent_options {
@@ -63,7 +64,8 @@ struct heft_agent_options {
     const char *listen;                /* comma-separated "host:port" (port 0: the system picks), "[::1]:0",
                                           "unix" (an abstract socket of this host); NULL: accepts no peers */
     const char *transports;            /* allow-list, "local,tcp,file"; NULL: all that this machine can do */
-    uint32_t workers;                  /* threads that move bytes; 0: one per core, at most 8 */
+    uint32_t workers;                  /* threads that move bytes; 0: one per core, at most 8. With
+                                          CALLER_PROGRESS: what so many callers may do at once; 0: 1 */
     uint32_t heartbeat_ms;             /* liveness probe interval; 0: 250 */
     uint32_t peer_timeout_ms;          /* silence after which a peer counts as frozen; 0: 10000 */
     uint32_t max_peers;                /* accepted connections; 0: 4096 */
@@ -108,6 +110,24 @@ struct heft_token heft_agent_token(const struct heft_agent *agent);
  * best first. Writes at most size_bytes with the NUL; TOO_LARGE when it does not fit.
  */
 int heft_agent_addresses(const struct heft_agent *agent, char *text_out, size_t size_bytes);
+
+/*
+ * The work of an agent with HEFT_AGENT_CALLER_PROGRESS: bytes, answers to peers, heartbeats, deadlines and
+ * callbacks happen inside this call, and inside every other call that waits (heft_xfer_wait,
+ * heft_peer_connect, heft_agent_close ...), on the thread that makes it. Does what there is to do; when that
+ * is nothing, waits for up to timeout_ms for something. 0: something was done. AGAIN: nothing came in time.
+ * STATE: in a callback, or the agent has threads of its own. CANCELED: the agent was closed meanwhile.
+ *
+ * Several threads may call it and share the work. An agent for which nobody does is frozen to its peers,
+ * which give it up after their peer_timeout_ms; its own deadlines pass unseen. Helper threads remain for what
+ * may block in the system: looking up names, opening further streams, and the GPU's completions.
+ */
+int heft_agent_progress(struct heft_agent *agent, uint64_t timeout_ms);
+/*
+ * A descriptor for poll, readable while heft_agent_progress would find something to do: sleep on it, also
+ * together with others. It stays the agent's: never read, write or close it. STATE: the agent has threads.
+ */
+int heft_agent_progress_fd(struct heft_agent *agent, int *fd_out, struct heft_error *error);
 
 /*
  * Documents: named byte strings that every connected peer may read (a manifest, metadata). Setting one

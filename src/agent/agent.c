@@ -120,7 +120,7 @@ void heft_agent_run_on(struct heft_worker *worker, void (*call)(void *context), 
     heft_worker_submit(worker, &run.job);
     (void)pthread_mutex_lock(&run.lock);
     while (!run.done)
-        (void)pthread_cond_wait(&run.cond, &run.lock);
+        heft_pool_wait(heft_worker_pool(worker), &run.cond, &run.lock);
     (void)pthread_mutex_unlock(&run.lock);
     (void)pthread_mutex_destroy(&run.lock);
     (void)pthread_cond_destroy(&run.cond);
@@ -227,7 +227,7 @@ static int take_options(struct heft_agent *agent, const struct heft_agent_option
     agent->token = options->token;
     if (memcmp(&agent->token, &no_token, sizeof(no_token)) == 0)
         heft_random_bytes(agent->token.bytes, sizeof(agent->token.bytes));
-    if (options->flags & ~(uint32_t)HEFT_AGENT_PEER_EVENTS)
+    if (options->flags & ~(uint32_t)(HEFT_AGENT_PEER_EVENTS | HEFT_AGENT_CALLER_PROGRESS))
         return heft_error_set(error, HEFT_ERR_INVALID, "unknown agent flags 0x%x", options->flags);
     agent->flags = options->flags;
     agent->heartbeat_ms = or_default(options->heartbeat_ms, 250);
@@ -249,8 +249,13 @@ static int take_options(struct heft_agent *agent, const struct heft_agent_option
 
 static int start_threads(struct heft_agent *agent, uint32_t workers, struct heft_error *error)
 {
+    int driven = (agent->flags & HEFT_AGENT_CALLER_PROGRESS) != 0;
+    int (*create)(uint32_t, struct heft_worker_pool **, struct heft_error *) =
+        driven ? heft_pool_create_driven : heft_pool_create;
     int rc;
 
+    if (!workers && driven)
+        workers = 1;
     if (!workers) {
         long cores = sysconf(_SC_NPROCESSORS_ONLN);
 
@@ -258,14 +263,16 @@ static int start_threads(struct heft_agent *agent, uint32_t workers, struct heft
     }
     if (workers > WORKERS_MAX)
         return heft_error_set(error, HEFT_ERR_INVALID, "an agent has at most %u workers", WORKERS_MAX);
-    rc = heft_pool_create(workers, &agent->pool, error);
+    rc = create(workers, &agent->pool, error);
     if (rc)
         return rc;
-    rc = heft_pool_create(2, &agent->control_pool, error);
-    if (rc) {
-        heft_pool_destroy(agent->pool);
-        return rc;
-    }
+    rc = create(2, &agent->control_pool, error);
+    if (rc)
+        goto fail_pool;
+    if (driven)
+        rc = heft_progress_open(agent, error);
+    if (rc)
+        goto fail_control;
     agent->control = heft_pool_worker(agent->control_pool, 0);
     agent->reaper = heft_pool_worker(agent->control_pool, 1);
     agent->conn_timer.fire = heft_conn_timer_fire;
@@ -274,6 +281,12 @@ static int start_threads(struct heft_agent *agent, uint32_t workers, struct heft
     agent->announce_job.run = heft_sessions_announce_job;
     agent->credit_job.run = heft_sessions_credit_job;
     return 0;
+
+fail_control:
+    heft_pool_destroy(agent->control_pool);
+fail_pool:
+    heft_pool_destroy(agent->pool);
+    return rc;
 }
 
 static struct heft_agent *agent_new(void)
@@ -293,7 +306,7 @@ static struct heft_agent *agent_new(void)
     heft_cond_init(&agent->note_cond);
     heft_cond_init(&agent->event_cond);
     heft_cond_init(&agent->any_cond);
-    agent->event_fd = -1;
+    agent->event_fd = agent->progress_fd = -1;
     agent->telemetry.fd = -1;
     heft_table_init(&agent->regions);
     heft_table_init(&agent->sessions);
@@ -325,6 +338,7 @@ static void stop_threads(struct heft_agent *agent)
 {
     barrier(agent);
     heft_agent_run_on(agent->control, stop_timers, agent);
+    heft_progress_close(agent);
     heft_pool_destroy(agent->control_pool);
     heft_pool_destroy(agent->pool);
 }
@@ -415,7 +429,7 @@ void heft_agent_drop_readers(struct heft_agent *agent)
     heft_agent_run_on(agent->control, drop_on_control, agent);
     (void)pthread_mutex_lock(&agent->region_lock);
     while (agent->reaps)
-        if (heft_cond_wait_until(&agent->region_cond, &agent->region_lock, until_ns))
+        if (heft_agent_wait(agent, &agent->region_cond, &agent->region_lock, until_ns))
             break;
     (void)pthread_mutex_unlock(&agent->region_lock);
 }
@@ -429,7 +443,7 @@ static void end_sessions(struct heft_agent *agent)
     heft_agent_run_on(agent->control, bye_on_control, agent);
     (void)pthread_mutex_lock(&agent->region_lock);
     while (__atomic_load_n(&agent->sessions_now, __ATOMIC_RELAXED) || agent->reaps)
-        if (heft_cond_wait_until(&agent->region_cond, &agent->region_lock, until_ns))
+        if (heft_agent_wait(agent, &agent->region_cond, &agent->region_lock, until_ns))
             break;
     (void)pthread_mutex_unlock(&agent->region_lock);
     heft_agent_run_on(agent->control, drop_on_control, agent);

@@ -159,7 +159,9 @@ struct heft_agent {
     uint64_t *ended_names; /* hashes; a ring */
     uint64_t ended_count;
     uint64_t any_news;
-    uint32_t any_waiters; /* atomic */
+    uint32_t any_waiters;                    /* atomic */
+    uint32_t progress_users, progress_ended; /* atomic: threads in there; no more may enter */
+    int progress_fd; /* an epoll descriptor over all workers when callers drive them; else -1 */
     int event_fd, event_fd_is_set, events_closed, credit_queued;
     struct heft_job credit_job;
 
@@ -198,6 +200,11 @@ void heft_agent_ref(struct heft_agent *agent);
 void heft_agent_unref(struct heft_agent *agent);
 /* Runs call(context) on that worker and waits for its end (at once when this is its thread). */
 void heft_agent_run_on(struct heft_worker *worker, void (*call)(void *context), void *context);
+/* heft_cond_wait_until, for what this agent's workers do: runs them meanwhile where callers drive them, and
+ * then may return 0 early. until_ns UINT64_MAX: no limit. */
+int heft_agent_wait(struct heft_agent *agent, pthread_cond_t *cond, pthread_mutex_t *lock, uint64_t until_ns);
+int heft_progress_open(struct heft_agent *agent, struct heft_error *error);
+void heft_progress_close(struct heft_agent *agent);
 /* True on a thread that must not wait for the agent's own threads. */
 int heft_agent_on_worker(const struct heft_agent *agent);
 /* A condition variable of the monotonic clock, and a wait on it: 0, or AGAIN once until_ns passed. */

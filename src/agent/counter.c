@@ -280,7 +280,7 @@ void heft_counters_shut(struct heft_agent *agent)
         poison(counter, &closed);
     }
     while (agent->event_callbacks)
-        (void)pthread_cond_wait(&agent->note_cond, &agent->event_lock);
+        (void)heft_agent_wait(agent, &agent->note_cond, &agent->event_lock, UINT64_MAX);
 }
 
 /* ---- the caller's side ---- */
@@ -481,7 +481,7 @@ static void await(struct heft_counter *counter, uint64_t transfers, uint64_t unt
         drain(counter);
     want_bell(counter);
     while (is_awaited_still(counter, transfers) && !rc)
-        rc = heft_cond_wait_until(&counter->cond, &agent->event_lock, until_ns);
+        rc = heft_agent_wait(agent, &counter->cond, &agent->event_lock, until_ns);
     want_bell_no_more(counter);
     counter->waiters--;
 }

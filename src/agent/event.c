@@ -163,7 +163,7 @@ static int await_event(struct heft_agent *agent, const void *const *first, uint6
     heft_agent_ref(agent); /* it may be closed while this waits */
     (void)pthread_mutex_lock(&agent->event_lock);
     while (!*first && !agent->events_closed && !rc && timeout_ms)
-        rc = heft_cond_wait_until(&agent->event_cond, &agent->event_lock, until_ns);
+        rc = heft_agent_wait(agent, &agent->event_cond, &agent->event_lock, until_ns);
     if (*first)
         return 0;
     rc = agent->events_closed ? HEFT_ERR_CANCELED : HEFT_ERR_AGAIN;
@@ -334,7 +334,7 @@ int heft_xfer_wait_any(struct heft_xfer *const *xfers, size_t count, uint64_t ti
             break;
         (void)pthread_mutex_lock(&agent->event_lock);
         while (news == agent->any_news && !late)
-            late = heft_cond_wait_until(&agent->any_cond, &agent->event_lock, until_ns) != 0;
+            late = heft_agent_wait(agent, &agent->any_cond, &agent->event_lock, until_ns) != 0;
         (void)pthread_mutex_unlock(&agent->event_lock);
     }
     (void)__atomic_sub_fetch(&agent->any_waiters, 1, __ATOMIC_SEQ_CST);

@@ -311,7 +311,7 @@ static int await_note(struct heft_agent *agent, uint64_t until_ns)
     agent->bells++;
     heft_inboxes_arm(agent);
     while (!agent->note_first && !agent->events_closed && !rc)
-        rc = heft_cond_wait_until(&agent->note_cond, &agent->event_lock, until_ns);
+        rc = heft_agent_wait(agent, &agent->note_cond, &agent->event_lock, until_ns);
     agent->bells--;
     return rc;
 }

@@ -342,7 +342,7 @@ static int wait_peer(struct heft_peer *peer, uint64_t until_ns, const uint32_t *
 
     if (cancel && __atomic_load_n(cancel, __ATOMIC_ACQUIRE))
         return HEFT_ERR_CANCELED;
-    rc = heft_cond_wait_until(&peer->cond, &peer->lock, slice_ns < until_ns ? slice_ns : until_ns);
+    rc = heft_agent_wait(peer->agent, &peer->cond, &peer->lock, slice_ns < until_ns ? slice_ns : until_ns);
     return rc && slice_ns < until_ns ? 0 : rc;
 }
 

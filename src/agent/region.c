@@ -419,7 +419,7 @@ int heft_region_deregister(struct heft_region *region, struct heft_error *error)
             (void)pthread_mutex_lock(&agent->region_lock);
         }
     }
-    while (region->holders && heft_cond_wait_until(&agent->region_cond, &agent->region_lock, until_ns) == 0)
+    while (region->holders && heft_agent_wait(agent, &agent->region_cond, &agent->region_lock, until_ns) == 0)
         ;
     holders = region->holders;
     if (!holders) {

@@ -643,7 +643,7 @@ int heft_xfer_wait(struct heft_xfer *xfer, uint64_t timeout_ms)
     while ((xfer->state == HEFT_XFER_ACTIVE || (xfer->callbacks && in_callback != xfer)) && !rc) {
         if (!until_ns)
             until_ns = heft_deadline_after_ms(timeout_ms);
-        rc = heft_cond_wait_until(&xfer->cond, &xfer->lock, until_ns);
+        rc = heft_agent_wait(xfer->agent, &xfer->cond, &xfer->lock, until_ns);
     }
     status = rc && xfer->callbacks && in_callback != xfer ? HEFT_ERR_AGAIN : status_of(xfer);
     (void)pthread_mutex_unlock(&xfer->lock);

@@ -303,7 +303,7 @@ void heft_opqueue_drain(struct heft_opqueue *queue)
     pthread_mutex_unlock(&queue->lock);
 }
 
-void heft_opqueue_wait_idle(struct heft_opqueue *queue)
+void heft_opqueue_wait_idle(struct heft_opqueue *queue, struct heft_worker_pool *pool)
 {
     uint64_t own = 0;
 
@@ -312,6 +312,6 @@ void heft_opqueue_wait_idle(struct heft_opqueue *queue)
     heft_opqueue_drain(queue);
     pthread_mutex_lock(&queue->lock);
     while (queue->active > own)
-        pthread_cond_wait(&queue->changed, &queue->lock);
+        heft_pool_wait(pool, &queue->changed, &queue->lock);
     pthread_mutex_unlock(&queue->lock);
 }

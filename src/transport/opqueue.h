@@ -11,6 +11,7 @@
 #define HEFT_TRANSPORT_OPQUEUE_H
 
 #include "transport/cursor.h"
+#include "transport/worker.h"
 
 #include <pthread.h>
 
@@ -59,7 +60,8 @@ void heft_opqueue_fail(struct heft_opqueue *queue, int status, const struct heft
 void heft_opqueue_flush(struct heft_opqueue *queue, int status, const struct heft_error *error);
 /* Calls done for what has ended. */
 void heft_opqueue_drain(struct heft_opqueue *queue);
-/* Drains, then waits until done has returned for everything but the operations whose done calls us. */
-void heft_opqueue_wait_idle(struct heft_opqueue *queue);
+/* Drains, then waits until done has returned for everything but the operations whose done calls us. `pool`:
+ * whose workers move them. */
+void heft_opqueue_wait_idle(struct heft_opqueue *queue, struct heft_worker_pool *pool);
 
 #endif

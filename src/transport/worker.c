@@ -7,6 +7,10 @@
  * in epoll_wait; who submits to the pool wakes one idle worker through its eventfd. Sockets are looked at
  * between jobs, so a long queue of copies delays a socket by one job at most.
  *
+ * A driven pool is the same without the threads: whoever calls heft_pool_progress is each worker in turn,
+ * under that worker's drive_lock, until nothing is left to do. Its epoll descriptor is readable when there
+ * is something again: a job (through the eventfd, as above), a socket, or a timer (through a timerfd).
+ *
  * The library must not steal its host's signals: workers block them all.
  */
 #include "transport/worker.h"
@@ -21,6 +25,7 @@
 #include <string.h>
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
+#include <sys/timerfd.h>
 #include <unistd.h>
 
 #define EVENTS_PER_WAIT 64
@@ -37,7 +42,11 @@ struct heft_worker {
     uint32_t index;
     pthread_t thread;
     int epoll_fd, wake_fd;
-    int idle; /* atomic: 1 from before the last look at the queues until woken */
+    int timer_fd; /* of a driven worker: readable when a timer is due; else -1 */
+    uint64_t timer_armed_ns;
+    pthread_mutex_t drive_lock; /* of a driven worker: held by the thread that runs it */
+    unsigned done;              /* jobs, events and timers of this run */
+    int idle;                   /* atomic: 1 from before the last look at the queues until woken */
     struct job_queue own;
     struct heft_timer timers; /* head of a ring */
     /* The batch being dispatched, so that heft_watch_remove can take its watch out. */
@@ -47,6 +56,7 @@ struct heft_worker {
 
 struct heft_worker_pool {
     uint32_t count;
+    int driven;
     int stop; /* atomic */
     struct job_queue shared;
     uint32_t next_wake; /* atomic hint: where the search for an idle worker begins */
@@ -63,6 +73,11 @@ struct heft_worker *heft_worker_self(void)
 uint32_t heft_pool_workers(const struct heft_worker_pool *pool)
 {
     return pool->count;
+}
+
+struct heft_worker_pool *heft_worker_pool(struct heft_worker *worker)
+{
+    return worker->pool;
 }
 
 struct heft_worker *heft_pool_worker(struct heft_worker_pool *pool, uint32_t index)
@@ -210,6 +225,7 @@ static int run_timers(struct heft_worker *worker)
     while (timer != &worker->timers) {
         if (timer->at_ns <= now) {
             heft_timer_set(worker, timer, 0);
+            worker->done++;
             timer->fire(timer);
             timer = worker->timers.next; /* fire may have changed the list */
             continue;
@@ -237,12 +253,14 @@ static void dispatch(struct heft_worker *worker)
 
         if (!watch)
             continue;
-        if ((void *)watch == (void *)worker) {
-            ssize_t got = read(worker->wake_fd, &drained, sizeof(drained));
+        if ((void *)watch == (void *)worker || (void *)watch == (void *)&worker->timer_fd) {
+            int fd = (void *)watch == (void *)worker ? worker->wake_fd : worker->timer_fd;
+            ssize_t got = read(fd, &drained, sizeof(drained));
 
             (void)got;
             continue;
         }
+        worker->done++;
         watch->ready(watch, event->events);
     }
     worker->event_count = worker->event_next = 0;
@@ -254,11 +272,15 @@ static int run_jobs(struct heft_worker *worker)
     size_t own = __atomic_load_n(&worker->own.count, __ATOMIC_SEQ_CST);
     struct heft_job *job;
 
-    while (own-- > 0 && (job = queue_pop(&worker->own)) != NULL)
+    while (own-- > 0 && (job = queue_pop(&worker->own)) != NULL) {
+        worker->done++;
         job->run(job, worker);
+    }
     job = queue_pop(&worker->pool->shared);
-    if (job)
+    if (job) {
+        worker->done++;
         job->run(job, worker);
+    }
     return __atomic_load_n(&worker->own.count, __ATOMIC_SEQ_CST) > 0 ||
            __atomic_load_n(&worker->pool->shared.count, __ATOMIC_SEQ_CST) > 0;
 }
@@ -293,16 +315,172 @@ static void *worker_main(void *argument)
     return NULL;
 }
 
-static int worker_start(struct heft_worker_pool *pool, uint32_t index, struct heft_error *error)
+/* ---- driven by callers ---- */
+
+#define DRIVE_NS (HEFT_NS_PER_MS / 2) /* of one worker, then others get their turn: heartbeats, say */
+#define WAIT_SLICE_MS 1               /* of a wait for what another thread is running */
+
+/* The timer descriptor follows the nearest timer. */
+static void arm_timer(struct heft_worker *worker)
 {
-    struct heft_worker *worker = &pool->workers[index];
-    struct epoll_event event = {.events = EPOLLIN, .data.ptr = worker};
+    struct itimerspec when = {{0, 0}, {0, 0}};
+    struct heft_timer *timer;
+    uint64_t nearest = 0;
+
+    for (timer = worker->timers.next; timer != &worker->timers; timer = timer->next)
+        if (nearest == 0 || timer->at_ns < nearest)
+            nearest = timer->at_ns;
+    if (nearest == worker->timer_armed_ns)
+        return;
+    worker->timer_armed_ns = nearest;
+    when.it_value.tv_sec = (time_t)(nearest / HEFT_NS_PER_S);
+    when.it_value.tv_nsec = (long)(nearest % HEFT_NS_PER_S);
+    (void)timerfd_settime(worker->timer_fd, TFD_TIMER_ABSTIME, &when, NULL);
+}
+
+static int has_jobs(const struct heft_worker *worker)
+{
+    return __atomic_load_n(&worker->own.count, __ATOMIC_SEQ_CST) > 0 ||
+           __atomic_load_n(&worker->pool->shared.count, __ATOMIC_SEQ_CST) > 0;
+}
+
+/* As worker_main, until nothing is left. The caller holds drive_lock. */
+static void drive(struct heft_worker *worker)
+{
+    uint64_t until_ns = heft_now_ns() + DRIVE_NS;
+    int quiet = 0;
+
+    __atomic_store_n(&worker->idle, 0, __ATOMIC_SEQ_CST);
+    while (!quiet) {
+        unsigned before = worker->done;
+
+        /* First what makes the descriptor readable: others may sleep on it while a job runs here. */
+        worker->event_next = 0;
+        worker->event_count = epoll_wait(worker->epoll_fd, worker->events, EVENTS_PER_WAIT, 0);
+        if (worker->event_count < 0)
+            worker->event_count = 0;
+        dispatch(worker);
+        (void)run_timers(worker);
+        (void)run_jobs(worker);
+        if (worker->done != before && heft_now_ns() < until_ns)
+            continue;
+        if (worker->done != before)
+            break;
+        /* Announce first, look second: a job pushed in between finds the announcement. */
+        __atomic_store_n(&worker->idle, 1, __ATOMIC_SEQ_CST);
+        quiet = !has_jobs(worker);
+        if (!quiet)
+            __atomic_store_n(&worker->idle, 0, __ATOMIC_SEQ_CST);
+    }
+    if (!quiet) /* there may be more: the descriptor must say so */
+        wake(worker);
+    arm_timer(worker);
+}
+
+unsigned heft_pool_progress(struct heft_worker_pool *pool)
+{
+    struct heft_worker *outer = self_worker;
+    unsigned done = 0;
+    uint32_t index;
+
+    for (index = 0; index < pool->count; index++) {
+        struct heft_worker *worker = &pool->workers[index];
+
+        /* Held by another thread, or by a call of this one further out. */
+        if (pthread_mutex_trylock(&worker->drive_lock))
+            continue;
+        self_worker = worker;
+        worker->done = 0;
+        drive(worker);
+        done += worker->done;
+        self_worker = outer;
+        (void)pthread_mutex_unlock(&worker->drive_lock);
+    }
+    return done;
+}
+
+int heft_pool_is_driven(const struct heft_worker_pool *pool)
+{
+    return pool->driven;
+}
+
+int heft_pool_add_to_epoll(struct heft_worker_pool *pool, int epoll_fd, struct heft_error *error)
+{
+    struct epoll_event event = {.events = EPOLLIN};
+    uint32_t index;
+
+    for (index = 0; index < pool->count; index++)
+        if (epoll_ctl(epoll_fd, EPOLL_CTL_ADD, pool->workers[index].epoll_fd, &event))
+            return heft_error_set_errno(error, errno, "watching a worker's descriptors");
+    return HEFT_OK;
+}
+
+void heft_pool_nudge(struct heft_worker_pool *pool)
+{
+    wake(&pool->workers[0]);
+}
+
+void heft_pool_wait(struct heft_worker_pool *pool, pthread_cond_t *cond, pthread_mutex_t *lock)
+{
+    struct timespec until;
+    uint64_t until_ns;
+    unsigned done;
+
+    if (!pool->driven) {
+        (void)pthread_cond_wait(cond, lock);
+        return;
+    }
+    (void)pthread_mutex_unlock(lock);
+    done = heft_pool_progress(pool);
+    (void)pthread_mutex_lock(lock);
+    if (done) /* what was waited for may have come */
+        return;
+    until_ns = heft_now_ns() + WAIT_SLICE_MS * HEFT_NS_PER_MS;
+    until.tv_sec = (time_t)(until_ns / HEFT_NS_PER_S);
+    until.tv_nsec = (long)(until_ns % HEFT_NS_PER_S);
+    (void)pthread_cond_clockwait(cond, lock, CLOCK_MONOTONIC, &until);
+}
+
+/* ---- life ---- */
+
+static int start_thread(struct heft_worker *worker, struct heft_error *error)
+{
     sigset_t all, before;
     char name[16];
     int rc;
 
+    (void)sigfillset(&all);
+    (void)pthread_sigmask(SIG_SETMASK, &all, &before);
+    rc = pthread_create(&worker->thread, NULL, worker_main, worker);
+    (void)pthread_sigmask(SIG_SETMASK, &before, NULL);
+    if (rc)
+        return heft_error_set_errno(error, rc, "starting worker %u", worker->index);
+    (void)snprintf(name, sizeof(name), "heft-w%u", worker->index);
+    (void)pthread_setname_np(worker->thread, name);
+    return HEFT_OK;
+}
+
+static int make_timer(struct heft_worker *worker, struct heft_error *error)
+{
+    struct epoll_event event = {.events = EPOLLIN, .data.ptr = &worker->timer_fd};
+
+    worker->timer_fd = timerfd_create(CLOCK_MONOTONIC, TFD_CLOEXEC | TFD_NONBLOCK);
+    if (worker->timer_fd < 0 || epoll_ctl(worker->epoll_fd, EPOLL_CTL_ADD, worker->timer_fd, &event))
+        return heft_error_set_errno(error, errno, "making a worker's timer (see ulimit -n)");
+    return HEFT_OK;
+}
+
+static int worker_start(struct heft_worker_pool *pool, uint32_t index, struct heft_error *error)
+{
+    struct heft_worker *worker = &pool->workers[index];
+    struct epoll_event event = {.events = EPOLLIN, .data.ptr = worker};
+    int rc;
+
     worker->pool = pool;
     worker->index = index;
+    worker->timer_fd = -1;
+    worker->idle = pool->driven;
+    (void)pthread_mutex_init(&worker->drive_lock, NULL);
     worker->timers.prev = worker->timers.next = &worker->timers;
     queue_init(&worker->own);
     worker->epoll_fd = epoll_create1(EPOLL_CLOEXEC);
@@ -317,18 +495,11 @@ static int worker_start(struct heft_worker_pool *pool, uint32_t index, struct he
         rc = heft_error_set_errno(error, errno, "watching a worker's eventfd");
         goto fail_wake;
     }
-    (void)sigfillset(&all);
-    (void)pthread_sigmask(SIG_SETMASK, &all, &before);
-    rc = pthread_create(&worker->thread, NULL, worker_main, worker);
-    (void)pthread_sigmask(SIG_SETMASK, &before, NULL);
-    if (rc) {
-        rc = heft_error_set_errno(error, rc, "starting worker %u", index);
-        goto fail_wake;
-    }
-    (void)snprintf(name, sizeof(name), "heft-w%u", index);
-    (void)pthread_setname_np(worker->thread, name);
-    return HEFT_OK;
-
+    rc = pool->driven ? make_timer(worker, error) : start_thread(worker, error);
+    if (!rc)
+        return HEFT_OK;
+    if (worker->timer_fd >= 0)
+        (void)close(worker->timer_fd);
 fail_wake:
     (void)close(worker->wake_fd);
 fail_epoll:
@@ -346,15 +517,19 @@ static void stop_workers(struct heft_worker_pool *pool, uint32_t count)
     for (index = 0; index < count; index++) {
         struct heft_worker *worker = &pool->workers[index];
 
-        (void)pthread_join(worker->thread, NULL);
+        if (pool->driven)
+            (void)close(worker->timer_fd);
+        else
+            (void)pthread_join(worker->thread, NULL);
         HEFT_ASSERT(worker->own.count == 0);
+        (void)pthread_mutex_destroy(&worker->drive_lock);
         (void)close(worker->wake_fd);
         (void)close(worker->epoll_fd);
         (void)pthread_mutex_destroy(&worker->own.lock);
     }
 }
 
-int heft_pool_create(uint32_t workers, struct heft_worker_pool **pool_out, struct heft_error *error)
+static int create(uint32_t workers, int driven, struct heft_worker_pool **pool_out, struct heft_error *error)
 {
     struct heft_worker_pool *pool;
     uint32_t index;
@@ -368,6 +543,7 @@ int heft_pool_create(uint32_t workers, struct heft_worker_pool **pool_out, struc
         return heft_error_set(error, HEFT_ERR_NO_MEMORY, "making a pool of %u workers", workers);
     queue_init(&pool->shared);
     pool->count = workers;
+    pool->driven = driven;
     for (index = 0; index < workers; index++) {
         rc = worker_start(pool, index, error);
         if (rc) {
@@ -379,6 +555,16 @@ int heft_pool_create(uint32_t workers, struct heft_worker_pool **pool_out, struc
     }
     *pool_out = pool;
     return HEFT_OK;
+}
+
+int heft_pool_create(uint32_t workers, struct heft_worker_pool **pool_out, struct heft_error *error)
+{
+    return create(workers, 0, pool_out, error);
+}
+
+int heft_pool_create_driven(uint32_t workers, struct heft_worker_pool **pool_out, struct heft_error *error)
+{
+    return create(workers, 1, pool_out, error);
 }
 
 void heft_pool_destroy(struct heft_worker_pool *pool)

@@ -5,20 +5,37 @@
  *
  * The worker pool: a few threads, each an epoll loop with a queue of jobs. Copies run as jobs (any idle
  * worker takes the next), sockets and rings are watched by one worker each, so that their state needs no
- * lock.
+ * lock. A pool may also have no threads at all and be driven by its callers.
  */
 #ifndef HEFT_TRANSPORT_WORKER_H
 #define HEFT_TRANSPORT_WORKER_H
 
 #include <heft/error.h>
+#include <pthread.h>
 
 struct heft_worker_pool;
 struct heft_worker;
 
 int heft_pool_create(uint32_t workers, struct heft_worker_pool **pool_out, struct heft_error *error);
+/*
+ * The same without threads: its workers run inside heft_pool_progress and heft_pool_wait, on whatever thread
+ * calls these, one thread a worker at a time. Everything else is as with threads.
+ */
+int heft_pool_create_driven(uint32_t workers, struct heft_worker_pool **pool_out, struct heft_error *error);
+int heft_pool_is_driven(const struct heft_worker_pool *pool);
+/* Runs what there is to do for workers that no thread is running, this one included; how much it was. */
+unsigned heft_pool_progress(struct heft_worker_pool *pool);
+/* The epoll descriptor polls readable while a worker of the pool has something to do, or a timer is due. */
+int heft_pool_add_to_epoll(struct heft_worker_pool *pool, int epoll_fd, struct heft_error *error);
+/* Makes that descriptor readable once: whoever sleeps on it looks up. */
+void heft_pool_nudge(struct heft_worker_pool *pool);
+/* pthread_cond_wait, for who waits for what workers of this pool do; runs them meanwhile if nobody else does.
+ * It may return early. */
+void heft_pool_wait(struct heft_worker_pool *pool, pthread_cond_t *cond, pthread_mutex_t *lock);
 /* Every watch must be removed and every queue drained before; joins the threads. */
 void heft_pool_destroy(struct heft_worker_pool *pool);
 uint32_t heft_pool_workers(const struct heft_worker_pool *pool);
+struct heft_worker_pool *heft_worker_pool(struct heft_worker *worker);
 struct heft_worker *heft_pool_worker(struct heft_worker_pool *pool, uint32_t index);
 
 /* A job lives in its owner's memory; run is called once on a worker; the job may be queued again from inside

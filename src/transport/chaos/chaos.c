@@ -4,6 +4,7 @@
  * transport starts children and ends parents when their time has come.
  */
 #include "transport/chaos/chaos.h"
+#include "transport/worker.h"
 #include "base/clock.h"
 #include "base/error.h"
 #include "transport/cursor.h"
@@ -48,6 +49,7 @@ struct chaos_endpoint {
 struct chaos_transport {
     struct heft_chaos_options options;
     struct heft_transport *base;
+    struct heft_worker_pool *pool;
     pthread_mutex_t lock;
     pthread_cond_t changed;
     pthread_t thread;
@@ -229,6 +231,7 @@ static int chaos_open(const struct heft_transport_host *host, struct heft_transp
     if (transport == NULL)
         return heft_error_set(error, HEFT_ERR_NO_MEMORY, "no memory for the chaos transport");
     transport->options = configured;
+    transport->pool = host->pool;
     transport->random = configured.seed;
     pthread_mutex_init(&transport->lock, NULL);
     pthread_cond_init(&transport->changed, NULL);
@@ -374,7 +377,7 @@ static void chaos_disconnect(struct heft_endpoint *opened)
     chaos_fail(opened, HEFT_ERR_CANCELED, NULL);
     pthread_mutex_lock(&transport->lock);
     while (endpoint->parents != NULL || endpoint->busy > 0)
-        pthread_cond_wait(&transport->changed, &transport->lock);
+        heft_pool_wait(transport->pool, &transport->changed, &transport->lock);
     while (*at != endpoint)
         at = &(*at)->next;
     *at = endpoint->next;

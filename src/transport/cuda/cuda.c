@@ -113,7 +113,7 @@ static void cuda_close(struct heft_transport *opened)
 
     (void)pthread_mutex_lock(&transport->lock);
     while (transport->endpoint_count > 0)
-        (void)pthread_cond_wait(&transport->changed, &transport->lock);
+        heft_pool_wait(transport->host.pool, &transport->changed, &transport->lock);
     transport->closing = 1;
     (void)pthread_cond_broadcast(&transport->changed);
     (void)pthread_mutex_unlock(&transport->lock);
@@ -456,8 +456,8 @@ static void cuda_disconnect(struct heft_endpoint *opened)
     struct cuda_transport *transport = endpoint->transport;
 
     cuda_fail(opened, HEFT_ERR_CANCELED, NULL);
-    heft_opqueue_wait_idle(&endpoint->direct.queue);
-    heft_opqueue_wait_idle(&endpoint->staged.queue);
+    heft_opqueue_wait_idle(&endpoint->direct.queue, endpoint->transport->host.pool);
+    heft_opqueue_wait_idle(&endpoint->staged.queue, endpoint->transport->host.pool);
     (void)pthread_mutex_lock(&transport->lock);
     for (at = &transport->endpoints; *at != endpoint; at = &(*at)->next)
         ;

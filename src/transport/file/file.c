@@ -138,7 +138,7 @@ static void wait_for_jobs(struct heft_transport *transport)
 {
     (void)pthread_mutex_lock(&transport->lock);
     while (transport->busy_jobs > 0)
-        (void)pthread_cond_wait(&transport->quiet, &transport->lock);
+        heft_pool_wait(transport->host.pool, &transport->quiet, &transport->lock);
     (void)pthread_mutex_unlock(&transport->lock);
 }
 
@@ -481,7 +481,7 @@ static void file_disconnect(struct heft_endpoint *endpoint)
     file_fail(endpoint, HEFT_ERR_CANCELED, NULL);
     (void)pthread_mutex_lock(&transport->lock);
     while (endpoint->active > 0)
-        (void)pthread_cond_wait(&transport->quiet, &transport->lock);
+        heft_pool_wait(transport->host.pool, &transport->quiet, &transport->lock);
     (void)pthread_mutex_unlock(&transport->lock);
     free(endpoint);
 }

@@ -50,7 +50,7 @@ static void local_close(struct heft_transport *opened)
 
     pthread_mutex_lock(&transport->lock);
     while (transport->endpoints > 0)
-        pthread_cond_wait(&transport->gone, &transport->lock);
+        heft_pool_wait(transport->host.pool, &transport->gone, &transport->lock);
     pthread_mutex_unlock(&transport->lock);
     pthread_cond_destroy(&transport->gone);
     pthread_mutex_destroy(&transport->lock);
@@ -232,7 +232,7 @@ static void local_disconnect(struct heft_endpoint *opened)
     struct local_endpoint *endpoint = endpoint_of(opened);
 
     local_fail(opened, HEFT_ERR_CANCELED, NULL);
-    heft_opqueue_wait_idle(&endpoint->queue);
+    heft_opqueue_wait_idle(&endpoint->queue, endpoint->transport->host.pool);
     local_remotes_free(endpoint);
     drop_ref(endpoint);
 }

@@ -109,7 +109,7 @@ static void object_close(struct heft_transport *transport)
         heft_object_lane_kick(&transport->lanes[index]);
     (void)pthread_mutex_lock(&transport->lock);
     while (transport->busy_jobs > 0)
-        (void)pthread_cond_wait(&transport->quiet, &transport->lock);
+        heft_pool_wait(transport->host.pool, &transport->quiet, &transport->lock);
     (void)pthread_mutex_unlock(&transport->lock);
     free_transport(transport);
 }
@@ -542,7 +542,7 @@ static void object_disconnect(struct heft_endpoint *endpoint)
     object_fail(endpoint, HEFT_ERR_CANCELED, NULL);
     (void)pthread_mutex_lock(&transport->lock);
     while (endpoint->active > 0)
-        (void)pthread_cond_wait(&transport->quiet, &transport->lock);
+        heft_pool_wait(transport->host.pool, &transport->quiet, &transport->lock);
     (void)pthread_mutex_unlock(&transport->lock);
     free(endpoint);
 }

@@ -203,6 +203,6 @@ void tcp_disconnect(struct heft_endpoint *opened)
     /* from here on nobody starts a stream, and the agent's peer is not used any more */
     tcp_dialer_forget(endpoint);
     tcp_fail(opened, HEFT_ERR_CANCELED, NULL);
-    heft_opqueue_wait_idle(&endpoint->queue);
+    heft_opqueue_wait_idle(&endpoint->queue, endpoint->transport->host.pool);
     tcp_endpoint_unref(endpoint);
 }

@@ -36,7 +36,7 @@ static void tcp_close(struct heft_transport *opened)
     tcp_dialer_stop(transport);
     pthread_mutex_lock(&transport->lock);
     while (transport->objects > 0)
-        pthread_cond_wait(&transport->changed, &transport->lock);
+        heft_pool_wait(transport->host.pool, &transport->changed, &transport->lock);
     pthread_mutex_unlock(&transport->lock);
     pthread_cond_destroy(&transport->changed);
     pthread_mutex_destroy(&transport->lock);

@@ -4,6 +4,79 @@
 #include <dirent.h>
 #include <unistd.h>
 
+#undef heft_agent_close
+
+/* ---- agents without threads ---- */
+
+#define DRIVEN_MAX 64
+
+/* The thread that drives one agent. */
+struct driver {
+    struct heft_agent *agent;
+    pthread_t thread;
+    int stop;
+};
+
+static struct driver drivers[DRIVEN_MAX];
+static pthread_mutex_t drivers_lock = PTHREAD_MUTEX_INITIALIZER;
+
+int test_is_driven(void)
+{
+    return getenv("HEFT_TEST_CALLER_PROGRESS") != NULL;
+}
+
+static void *drive(void *context)
+{
+    struct driver *driver = context;
+
+    while (!__atomic_load_n(&driver->stop, __ATOMIC_ACQUIRE))
+        (void)heft_agent_progress(driver->agent, 5);
+    return NULL;
+}
+
+static void start_driver(struct heft_agent *agent)
+{
+    size_t index;
+
+    (void)pthread_mutex_lock(&drivers_lock);
+    for (index = 0; index < DRIVEN_MAX && drivers[index].agent; index++)
+        ;
+    assert_true(index < DRIVEN_MAX);
+    drivers[index].agent = agent;
+    drivers[index].stop = 0;
+    assert_int_equal(pthread_create(&drivers[index].thread, NULL, drive, &drivers[index]), 0);
+    (void)pthread_mutex_unlock(&drivers_lock);
+}
+
+static int stop_driver(struct heft_agent *agent)
+{
+    struct driver *found = NULL;
+    size_t index;
+
+    (void)pthread_mutex_lock(&drivers_lock);
+    for (index = 0; index < DRIVEN_MAX; index++)
+        if (agent && drivers[index].agent == agent)
+            found = &drivers[index];
+    (void)pthread_mutex_unlock(&drivers_lock);
+    if (!found || heft_agent_on_worker(agent))
+        return 0;
+    __atomic_store_n(&found->stop, 1, __ATOMIC_RELEASE);
+    (void)pthread_join(found->thread, NULL);
+    (void)pthread_mutex_lock(&drivers_lock);
+    found->agent = NULL;
+    (void)pthread_mutex_unlock(&drivers_lock);
+    return 1;
+}
+
+int close_agent(struct heft_agent *agent, struct heft_error *error)
+{
+    int stopped = stop_driver(agent), rc = heft_agent_close(agent, error);
+
+    if (rc && stopped)
+        start_driver(agent);
+    return rc;
+}
+
 struct heft_agent *open_agent(const char *name, const char *listen, const char *transports)
 {
     struct heft_agent_options options = HEFT_AGENT_OPTIONS_INIT;
@@ -16,8 +89,12 @@ struct heft_agent *open_agent(const char *name, const char *listen, const char *
     options.workers = 2;
     options.heartbeat_ms = 50;
     options.peer_timeout_ms = 2000;
+    if (test_is_driven())
+        options.flags |= HEFT_AGENT_CALLER_PROGRESS;
     if (heft_agent_open(&options, &agent, &error))
         fail_msg("opening %s: %s", name, error.text);
+    if (test_is_driven())
+        start_driver(agent);
     return agent;
 }
 
@@ -80,9 +157,9 @@ void pair_close(struct pair *pair)
 {
     struct heft_error error = HEFT_ERROR_INIT;
 
-    if (pair->client && heft_agent_close(pair->client, &error))
+    if (pair->client && close_agent(pair->client, &error))
         fail_msg("closing the client: %s", error.text);
-    if (pair->server && heft_agent_close(pair->server, &error))
+    if (pair->server && close_agent(pair->server, &error))
         fail_msg("closing the server: %s", error.text);
 }
 

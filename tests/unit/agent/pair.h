@@ -26,6 +26,13 @@ struct pair {
     struct heft_region *source_region, *target_region;
 };
 
+/*
+ * With HEFT_TEST_CALLER_PROGRESS in the environment agents that open_agent opens have no threads: a thread of
+ * the test drives them until close_agent, which stands for heft_agent_close in tests that include this.
+ */
+int test_is_driven(void);
+int close_agent(struct heft_agent *agent, struct heft_error *error);
+#define heft_agent_close close_agent
 struct heft_agent *open_agent(const char *name, const char *listen, const char *transports);
 void pair_open(struct pair *pair, const char *listen, const char *transports);
 void pair_close(struct pair *pair);

@@ -280,7 +280,7 @@ static void without_the_flag_there_are_no_events(void **state)
     assert_int_equal(heft_agent_next_event(pair->server, &event, 0), HEFT_ERR_INVALID);
     assert_int_equal(heft_agent_event_fd(pair->server, &fd, NULL), 0);
     assert_false(readable_within(fd, 0)); /* though a peer has joined */
-    options.flags = 2;
+    options.flags = 1u << 30;
     assert_int_equal(heft_agent_open(&options, &agent, &error), HEFT_ERR_INVALID);
     assert_non_null(strstr(error.text, "flags"));
 }

@@ -387,7 +387,8 @@ static void a_callback_may_post_again_and_release(void **state)
             assert_int_equal(heft_xfer_release(xfer), 0);
         }
         assert_int_equal(chain.calls, 1000);
-        assert_false(chain.on_poster);
+        if (!test_is_driven()) /* then a wait is where callbacks run */
+            assert_false(chain.on_poster);
     }
 }
 

@@ -52,7 +52,8 @@ struct heft_load_peer {
 enum heft_load_flags {
     HEFT_LOAD_NO_VERIFY = 1, /* block digests are neither made nor checked */
     HEFT_LOAD_EXPLAIN = 4,   /* plan only: move nothing; the report tells what would be done */
-    HEFT_LOAD_TRACE = 8      /* keep what each source did when, for heft_load_trace */
+    HEFT_LOAD_TRACE = 8,     /* keep what each source did when, for heft_load_trace */
+    HEFT_LOAD_STREAM = 16    /* no model is made: heft_load_next hands out tensors as they come */
 };
 
 struct heft_load_options {
@@ -98,11 +99,24 @@ struct heft_load_options {
     uint64_t experts_from, experts_to;      /* only these experts */
     uint64_t layers_from, layers_to;        /* only these layers */
     uint32_t pipeline_rank, pipeline_ranks; /* instead of layers: this stage of so many */
+    /*
+     * So many loads of this host (itself counted, 64 at most) want parts of the same files or objects: each
+     * byte is read from there by one of them and kept in memory that they share, in `share_folder` (NULL:
+     * /dev/shm/heft-UID), until all have used it. They may start in any order, be late, or die. 0 or 1:
+     * nobody shares.
+     */
+    uint32_t host_loads;
+    const char *share_folder;
+    /* With HEFT_LOAD_STREAM: only these tensors, in this order. NULL: all, each as soon as it is there. The
+     * names must live until the load has ended. */
+    const char *const *order;
+    uint64_t order_count;
 };
-#define HEFT_LOAD_OPTIONS_INIT                                                                             \
-    {                                                                                                      \
-        sizeof(struct heft_load_options), 0, HEFT_MODEL_OPTIONS_INIT, 0, 0, 0, 0, (enum heft_load_split)0, \
-            0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, (enum heft_load_experts)0, 0, 0, 0, 0, 0, 0       \
+#define HEFT_LOAD_OPTIONS_INIT                                                                              \
+    {                                                                                                       \
+        sizeof(struct heft_load_options), 0, HEFT_MODEL_OPTIONS_INIT, 0, 0, 0, 0, (enum heft_load_split)0,  \
+            0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, (enum heft_load_experts)0, 0, 0, 0, 0, 0, 0, 0, 0, \
+            0, 0                                                                                            \
     }
 
 struct heft_load_progress {
@@ -124,6 +138,24 @@ void heft_load_get_progress(struct heft_load *load, struct heft_load_progress *p
  */
 int heft_load_wait(struct heft_load *load, uint64_t timeout_ms, struct heft_error *error);
 void heft_load_cancel(struct heft_load *load);
+/*
+ * With HEFT_LOAD_STREAM: the next tensor that arrived whole and was verified, waiting up to timeout_ms for
+ * it. It lies in a window of memory (half of max_host_bytes, at least 16 MiB are left to transports) and
+ * stays there, and its names and numbers with it, until it is released. A window that is full of tensors not
+ * released stops the load: that is the consumer's pace. 0; AGAIN; NOT_FOUND after the last one, when
+ * everything ended right; else the load's error: what was handed out before is then not to be trusted (a file
+ * may have changed while it was read). A tensor larger than the window is TOO_LARGE at the start. Any thread.
+ */
+int heft_load_next(struct heft_load *load, uint64_t timeout_ms, struct heft_tensor *tensor_out,
+                   struct heft_error *error);
+/* The consumer is done with a tensor that next handed out. In any order; any thread. */
+void heft_load_release(struct heft_load *load, const struct heft_tensor *tensor);
+/*
+ * The same as a loop: calls `each` with every tensor, on this thread, and releases it; ends with the load's
+ * result, or cancels and returns what `each` returned when that is not 0.
+ */
+int heft_load_each(struct heft_load *load, int (*each)(void *context, const struct heft_tensor *tensor),
+                   void *context, struct heft_error *error);
 /* The loaded model, once; later calls give NULL. The model outlives the load. */
 struct heft_model *heft_load_take_model(struct heft_load *load);
 /* The report as JSON (docs/report.md), at any time; freed with heft_free. */

@@ -4,7 +4,7 @@
  * source at a time, so that no two writers ever meet in the destination: a slow transfer is cancelled, and
  * drained, before its chunk goes to another source.
  */
-#include "load/executor.h"
+#include "load/executor_internal.h"
 #include "agent/peer.h"
 #include "base/clock.h"
 #include "base/digest.h"
@@ -19,80 +19,18 @@
 #include <string.h>
 #include <unistd.h>
 
-#define NO_CHUNK UINT64_MAX
-#define FIRST_RUNS 64u
-#define TICK_NS (20 * HEFT_NS_PER_MS)
 #define STEAL_AFTER_NS (250 * HEFT_NS_PER_MS) /* a last chunk younger than this is left where it is */
 #define STEAL_FACTOR 4u                       /* ... and than so many of the thief's own chunk times */
-#define OBJECT_STALL_FACTOR 6u
 #define MAX_REPAIRS 3u /* broken streams of a peer that lives, before it counts as lost */
-
-enum chunk_state { CHUNK_PENDING, CHUNK_FLYING, CHUNK_DONE };
-enum slot_state { SLOT_UNMADE, SLOT_IDLE, SLOT_FLYING, SLOT_BROKEN };
-
-struct slot {
-    struct heft_executor *executor;
-    uint32_t source;
-    enum slot_state state;
-    int stealing; /* cancelled so that another source gets its chunk */
-    uint64_t chunk;
-    uint64_t posted_ns;
-    struct heft_xfer *xfer;
-    struct heft_bounce
-        *bounce; /* chunks come here first, `xfer` brings them on; NULL: it brings them itself */
-    struct heft_run *runs;
-    struct heft_plan_run *plan_runs;
-    size_t run_capacity;
-    struct slot *next_post; /* in the posting thread's queue */
-};
-
-struct lane { /* a source and its slots */
-    struct heft_source *source;
-    struct slot *slots;
-    uint64_t cursor;   /* chunks below it are not pending, or came back and are in `returned` */
-    uint64_t chunk_ns; /* mean time of one chunk, smoothed */
-    uint32_t repairs;
-    uint64_t bounce_bytes; /* of its slots */
-};
-
-struct returned { /* a chunk that a source gave back */
-    uint64_t chunk;
-    uint32_t from;
-};
-
-struct heft_executor {
-    struct heft_executor_options options;
-    struct lane *lanes;
-    uint32_t lane_count;
-    uint8_t *states; /* enum chunk_state */
-    struct returned *returned;
-    uint64_t returned_count;
-    uint64_t left; /* chunks not done */
-    uint32_t active;
-    uint32_t callbacks;                   /* on_done calls that may still touch the executor */
-    uint64_t bytes_done, blocks_verified; /* atomic */
-    int stopping;
-    struct heft_error error;
-    pthread_mutex_t lock;
-    pthread_cond_t changed;
-    /* The maker: a thread for what may block, making slots' transfers, at first and after they broke. */
-    pthread_t maker;
-    int maker_started, maker_stop;  /* maker_stop: under the lock */
-    pthread_mutex_t transfers_lock; /* outer to lock: no transfer is released while it is being cancelled */
-};
-
-static void on_done(struct heft_xfer *xfer, const struct heft_xfer_result *result, void *context);
 
 /* ---- choosing: all under the lock ---- */
 
-static int covers(const struct heft_executor *executor, uint32_t source, uint64_t chunk)
+/* Whether a source may be asked for a chunk: a gated one only for what it was offered. */
+static int may_take(const struct heft_executor *executor, uint32_t source, uint64_t chunk)
 {
-    return (int)(executor->options.plan->chunks[chunk].sources >> source & 1);
-}
+    const struct lane *lane = &executor->lanes[source];
 
-static int is_live(const struct lane *lane)
-{
-    return lane->source->state == HEFT_SOURCE_READY || lane->source->state == HEFT_SOURCE_USED;
+    return heft_executor_covers(executor, source, chunk) && (!lane->gated || lane->offered[chunk]);
 }
 
 static int others_cover(const struct heft_executor *executor, uint32_t but, uint64_t chunk)
@@ -100,7 +38,7 @@ static int others_cover(const struct heft_executor *executor, uint32_t but, uint
     uint32_t index;
 
     for (index = 0; index < executor->lane_count; index++)
-        if (index != but && is_live(&executor->lanes[index]) && covers(executor, index, chunk))
+        if (index != but && heft_lane_is_live(&executor->lanes[index]) && may_take(executor, index, chunk))
             return 1;
     return 0;
 }
@@ -110,22 +48,29 @@ static uint64_t take_chunk(struct heft_executor *executor, uint32_t source)
     struct lane *lane = &executor->lanes[source];
     uint64_t chunk, index;
 
-    if (executor->stopping || !is_live(lane))
+    if (executor->stopping || !heft_lane_is_live(lane))
         return NO_CHUNK;
     for (index = 0; index < executor->returned_count; index++) {
         struct returned *entry = &executor->returned[index];
 
         chunk = entry->chunk;
-        if (!covers(executor, source, chunk) ||
+        if (!may_take(executor, source, chunk) ||
             (entry->from == source && others_cover(executor, source, chunk)))
             continue;
         *entry = executor->returned[--executor->returned_count];
         executor->states[chunk] = CHUNK_FLYING;
         return chunk;
     }
-    for (; lane->cursor < executor->options.plan->chunk_count; lane->cursor++) {
+    while (lane->gated && lane->queue_head < lane->queue_tail) {
+        chunk = lane->queue[lane->queue_head++];
+        if (executor->states[chunk] == CHUNK_PENDING) {
+            executor->states[chunk] = CHUNK_FLYING;
+            return chunk;
+        }
+    }
+    for (; !lane->gated && lane->cursor < executor->options.plan->chunk_count; lane->cursor++) {
         chunk = lane->cursor;
-        if (executor->states[chunk] == CHUNK_PENDING && covers(executor, source, chunk)) {
+        if (executor->states[chunk] == CHUNK_PENDING && heft_executor_covers(executor, source, chunk)) {
             executor->states[chunk] = CHUNK_FLYING;
             lane->cursor++;
             return chunk;
@@ -147,18 +92,22 @@ static int goes_on(const struct heft_executor *executor)
     uint32_t index;
 
     for (index = 0; index < executor->lane_count; index++)
-        if (is_live(&executor->lanes[index]))
+        if (heft_lane_is_live(&executor->lanes[index]))
             return 1;
     return 0;
 }
 
-static void lose_source(struct heft_executor *executor, uint32_t index, int code, const char *text)
+void heft_executor_lose_source(struct heft_executor *executor, uint32_t index, int code, const char *text)
 {
     struct heft_source *source = executor->lanes[index].source;
 
     if (source->state == HEFT_SOURCE_LOST)
         return;
     source->state = HEFT_SOURCE_LOST;
+    if (executor->lanes[index].gated && !executor->options.has_window)
+        for (index = 0; index < executor->lane_count;
+             index++) /* its feeder is gone: stand-ins go on without */
+            executor->lanes[index].gated = 0;
     heft_error_set(&source->reason, code, "%s", text && text[0] ? text : heft_error_text(code));
     /* The last one's loss ends the load, whose error says the same. */
     heft_log(goes_on(executor) ? HEFT_LOG_WARN : HEFT_LOG_INFO, "source %s lost: %s: %s", source->name,
@@ -166,7 +115,7 @@ static void lose_source(struct heft_executor *executor, uint32_t index, int code
 }
 
 /* Ends the load when nothing flies, nothing is being repaired, and no live source can take what is left. */
-static void check_hopeless(struct heft_executor *executor)
+void heft_executor_check_hopeless(struct heft_executor *executor)
 {
     char reasons[HEFT_ERROR_TEXT_BYTES] = "";
     size_t used = 0;
@@ -178,15 +127,16 @@ static void check_hopeless(struct heft_executor *executor)
     for (index = 0; index < executor->lane_count; index++) {
         struct lane *lane = &executor->lanes[index];
 
-        if (!is_live(lane))
+        if (!heft_lane_is_live(lane))
             continue;
         for (slot = 0; slot < lane->source->credits; slot++)
             if (lane->slots[slot].state == SLOT_BROKEN)
                 return;
-        if (lane->cursor < executor->options.plan->chunk_count)
+        if (lane->gated ? lane->queue_tail < lane->covered || lane->queue_head < lane->queue_tail
+                        : lane->cursor < executor->options.plan->chunk_count)
             return; /* it has not looked at all chunks yet */
         for (slot = 0; slot < executor->returned_count; slot++)
-            if (covers(executor, index, executor->returned[slot].chunk))
+            if (may_take(executor, index, executor->returned[slot].chunk))
                 return;
     }
     for (index = 0; index < executor->lane_count && used < sizeof(reasons) - 1; index++) {
@@ -206,10 +156,7 @@ static void check_hopeless(struct heft_executor *executor)
 
 /* ---- asking ---- */
 
-/* By which of its transfers a slot's chunk goes. */
-enum leg { LEG_WHOLE, LEG_TO_BOUNCE, LEG_FROM_BOUNCE };
-
-static int fill_runs(struct slot *slot, enum leg leg, size_t *count_out)
+int heft_lane_slot_fill_runs(struct slot *slot, enum leg leg, size_t *count_out)
 {
     struct heft_executor *executor = slot->executor;
     const struct heft_source *source = executor->lanes[slot->source].source;
@@ -284,7 +231,7 @@ static void blame(struct heft_executor *executor, struct slot *slot, int status,
         return;
     }
     slot->state = SLOT_IDLE;
-    lose_source(executor, slot->source, status, text);
+    heft_executor_lose_source(executor, slot->source, status, text);
 }
 
 /* A flying slot's transfer could not be posted: the same consequences as if it had failed. */
@@ -296,7 +243,7 @@ static void post_failed(struct slot *slot, int code, const char *text)
     give_back(executor, slot);
     executor->active--;
     blame(executor, slot, code, text);
-    check_hopeless(executor);
+    heft_executor_check_hopeless(executor);
     (void)pthread_cond_broadcast(&executor->changed);
     (void)pthread_mutex_unlock(&executor->lock);
 }
@@ -305,7 +252,7 @@ static int post_leg(struct slot *slot, enum leg leg, struct heft_error *error)
 {
     struct heft_xfer *xfer = leg == LEG_TO_BOUNCE ? slot->bounce->in : slot->xfer;
     size_t count = 0;
-    int rc = fill_runs(slot, leg, &count);
+    int rc = heft_lane_slot_fill_runs(slot, leg, &count);
 
     if (rc)
         return heft_error_set(error, rc, "preparing a chunk's runs");
@@ -348,7 +295,7 @@ static void slot_post(struct slot *slot)
 }
 
 /* Gives idle slots what came back. At most so many at a time: each callback kicks again. */
-static void kick(struct heft_executor *executor)
+void heft_executor_kick(struct heft_executor *executor)
 {
     struct slot *found[64];
     uint32_t count, index, slot;
@@ -373,7 +320,7 @@ static void kick(struct heft_executor *executor)
                 found[count++] = candidate;
             }
         }
-        check_hopeless(executor);
+        heft_executor_check_hopeless(executor);
         (void)pthread_cond_broadcast(&executor->changed);
         (void)pthread_mutex_unlock(&executor->lock);
         for (index = 0; index < count; index++)
@@ -419,7 +366,7 @@ static void count_arrival(struct lane *lane, const struct heft_xfer_result *resu
     }
 }
 
-static void on_done(struct heft_xfer *xfer, const struct heft_xfer_result *result, void *context)
+void heft_lane_slot_done(struct heft_xfer *xfer, const struct heft_xfer_result *result, void *context)
 {
     struct slot *slot = context;
     struct heft_executor *executor = slot->executor;
@@ -427,7 +374,7 @@ static void on_done(struct heft_xfer *xfer, const struct heft_xfer_result *resul
     struct heft_error error = result->error;
     struct heft_xfer_result whole;
     int status = result->status, go_on = 0, returned = 0;
-    uint64_t now;
+    uint64_t now, done = NO_CHUNK;
 
     if (xfer == slot->xfer && slot->bounce && status == HEFT_OK) { /* the first leg says where it came from */
         whole = *result;
@@ -450,6 +397,7 @@ static void on_done(struct heft_xfer *xfer, const struct heft_xfer_result *resul
         executor->left--;
         (void)__atomic_add_fetch(&executor->bytes_done,
                                  executor->options.plan->chunks[slot->chunk].size_bytes, __ATOMIC_RELAXED);
+        done = slot->chunk;
         slot->chunk = NO_CHUNK;
         slot->state = SLOT_IDLE;
     } else {
@@ -470,15 +418,17 @@ static void on_done(struct heft_xfer *xfer, const struct heft_xfer_result *resul
         }
     }
     if (returned)
-        check_hopeless(executor);
+        heft_executor_check_hopeless(executor);
     if (executor->active == 0 || returned || executor->left == 0)
         (void)pthread_cond_broadcast(&executor->changed);
     (void)pthread_mutex_unlock(&executor->lock);
 
+    if (done != NO_CHUNK && executor->options.on_chunk)
+        executor->options.on_chunk(executor->options.on_chunk_context, done);
     if (go_on)
         slot_post(slot);
     if (returned)
-        kick(executor);
+        heft_executor_kick(executor);
     (void)pthread_mutex_lock(&executor->lock);
     if (__atomic_sub_fetch(&executor->callbacks, 1, __ATOMIC_SEQ_CST) == 0)
         (void)pthread_cond_broadcast(&executor->changed);
@@ -486,7 +436,7 @@ static void on_done(struct heft_xfer *xfer, const struct heft_xfer_result *resul
 }
 
 /* A chunk has come half the way. Once its second leg is posted, nothing here is touched any more. */
-static void on_bounced(struct heft_xfer *xfer, const struct heft_xfer_result *result, void *context)
+void heft_lane_slot_bounced(struct heft_xfer *xfer, const struct heft_xfer_result *result, void *context)
 {
     struct slot *slot = context;
     struct heft_xfer_result failed;
@@ -500,225 +450,7 @@ static void on_bounced(struct heft_xfer *xfer, const struct heft_xfer_result *re
             return;
         result = &failed;
     }
-    on_done(xfer, result, slot);
-}
-
-/* ---- the maker's work ---- */
-
-/* The source's bytes by way of host memory, for a destination that it can't reach: two transfers a slot. */
-static int make_bounced(struct slot *slot, uint64_t chunk, struct heft_xfer_options *options,
-                        struct heft_error *error)
-{
-    struct heft_executor *executor = slot->executor;
-    struct lane *lane = &executor->lanes[slot->source];
-    struct heft_xfer_options inside = *options;
-    uint64_t at, most = 0;
-    size_t count = 0;
-    int rc;
-
-    for (at = 0; at < executor->options.plan->chunk_count; at++)
-        if (executor->options.plan->chunks[at].size_bytes > most)
-            most = executor->options.plan->chunks[at].size_bytes;
-    rc = heft_bounce_make(executor->options.agent, most, &slot->bounce, error);
-    if (rc)
-        return rc;
-    slot->chunk = chunk;
-    options->on_done = on_bounced;
-    rc = fill_runs(slot, LEG_TO_BOUNCE, &count);
-    if (!rc)
-        rc = heft_xfer_create(executor->options.agent, HEFT_OP_READ, lane->source->peer, slot->runs, count,
-                              options, &slot->bounce->in, error);
-    inside.require = NULL;
-    if (!rc)
-        rc = fill_runs(slot, LEG_FROM_BOUNCE, &count);
-    if (!rc)
-        rc = heft_xfer_create(executor->options.agent, HEFT_OP_READ, NULL, slot->runs, count, &inside,
-                              &slot->xfer, error);
-    slot->chunk = NO_CHUNK;
-    if (rc) {
-        (void)heft_xfer_release(slot->bounce->in);
-        heft_bounce_free(slot->bounce);
-        slot->bounce = NULL;
-    } else {
-        lane->bounce_bytes += most;
-    }
-    return rc;
-}
-
-/* Makes the slot's transfer for a chunk that its source covers; may connect, so never on a worker. */
-static int make_xfer(struct slot *slot, uint64_t chunk, struct heft_error *error)
-{
-    struct heft_executor *executor = slot->executor;
-    struct heft_xfer_options options = HEFT_XFER_OPTIONS_INIT;
-    size_t count = 0;
-    int rc;
-
-    options.deadline_ms = UINT32_MAX; /* the load's own deadline rules */
-    options.stall_ms = executor->options.stall_ms;
-    /* A store's pauses (back-off, Retry-After) are its own business for a while: the transport finds dead
-     * connections by itself, and other sources take a slow one's chunks before. */
-    if (executor->lanes[slot->source].source->kind == HEFT_SOURCE_OBJECTS)
-        options.stall_ms *= OBJECT_STALL_FACTOR;
-    options.require = executor->options.require;
-    options.on_done = on_done;
-    options.context = slot;
-    slot->chunk = chunk;
-    rc = fill_runs(slot, LEG_WHOLE, &count);
-    slot->chunk = NO_CHUNK;
-    if (rc)
-        return heft_error_set(error, rc, "preparing a chunk's runs");
-    rc = heft_xfer_create(executor->options.agent, HEFT_OP_READ, executor->lanes[slot->source].source->peer,
-                          slot->runs, count, &options, &slot->xfer, error);
-    if (executor->options.on_device &&
-        (rc == HEFT_ERR_UNSUPPORTED || (rc == HEFT_ERR_REQUIRED && options.require))) {
-        struct heft_error other = HEFT_ERROR_INIT;
-        int bounced = make_bounced(slot, chunk, &options, &other);
-
-        if (!bounced)
-            return HEFT_OK;
-        if (bounced != HEFT_ERR_UNSUPPORTED && bounced != HEFT_ERR_REQUIRED) {
-            rc = bounced;
-            if (error)
-                *error = other;
-        }
-    }
-    return rc;
-}
-
-/* Nothing uses its transfers: gives them back. BUSY: a callback still returns. */
-static int release_slot(struct slot *slot)
-{
-    if (heft_xfer_release(slot->xfer))
-        return HEFT_ERR_BUSY;
-    slot->xfer = NULL;
-    if (!slot->bounce)
-        return HEFT_OK;
-    if (heft_xfer_release(slot->bounce->in))
-        return HEFT_ERR_BUSY;
-    slot->executor->lanes[slot->source].bounce_bytes -= slot->bounce->size_bytes;
-    heft_bounce_free(slot->bounce);
-    slot->bounce = NULL;
-    return HEFT_OK;
-}
-
-static void make_failed(struct slot *slot, int code, const char *text)
-{
-    struct heft_executor *executor = slot->executor;
-
-    (void)pthread_mutex_lock(&executor->lock);
-    slot->state = SLOT_UNMADE;
-    lose_source(executor, slot->source, code, text);
-    check_hopeless(executor);
-    (void)pthread_cond_broadcast(&executor->changed);
-    (void)pthread_mutex_unlock(&executor->lock);
-}
-
-static uint64_t first_covered(const struct heft_executor *executor, uint32_t source)
-{
-    uint64_t chunk;
-
-    for (chunk = 0; chunk < executor->options.plan->chunk_count; chunk++)
-        if (covers(executor, source, chunk))
-            return chunk;
-    return NO_CHUNK;
-}
-
-/* Nothing more is to be made: the load is over, or about to be. */
-static int maker_done(struct heft_executor *executor)
-{
-    int done;
-
-    (void)pthread_mutex_lock(&executor->lock);
-    done = executor->maker_stop || executor->stopping || executor->left == 0;
-    (void)pthread_mutex_unlock(&executor->lock);
-    return done;
-}
-
-static void make_slot(struct heft_executor *executor, struct slot *slot, uint64_t chunk)
-{
-    struct heft_error error = HEFT_ERROR_INIT;
-    int rc = make_xfer(slot, chunk, &error);
-
-    if (rc) {
-        make_failed(slot, rc, error.text);
-        return;
-    }
-    (void)pthread_mutex_lock(&executor->lock);
-    slot->state = SLOT_IDLE;
-    (void)pthread_mutex_unlock(&executor->lock);
-    kick(executor); /* the first transfers run while later ones are still made */
-}
-
-static void repair_slots(struct heft_executor *executor)
-{
-    uint32_t index, slot;
-
-    for (index = 0; index < executor->lane_count; index++) {
-        struct lane *lane = &executor->lanes[index];
-
-        for (slot = 0; slot < lane->source->credits; slot++) {
-            struct slot *broken = &lane->slots[slot];
-            int rc;
-
-            if (maker_done(executor))
-                return;
-            (void)pthread_mutex_lock(&executor->transfers_lock);
-            (void)pthread_mutex_lock(&executor->lock);
-            rc = broken->state == SLOT_BROKEN;
-            (void)pthread_mutex_unlock(&executor->lock);
-            rc = rc && release_slot(broken) == HEFT_OK;
-            (void)pthread_mutex_unlock(&executor->transfers_lock);
-            if (rc)
-                make_slot(executor, broken, first_covered(executor, index));
-        }
-    }
-}
-
-static void make_lanes(struct heft_executor *executor)
-{
-    uint32_t index, slot;
-
-    for (index = 0; index < executor->lane_count; index++) {
-        struct lane *lane = &executor->lanes[index];
-        uint64_t chunk = first_covered(executor, index);
-
-        (void)pthread_mutex_lock(&executor->lock);
-        lane->source->first_ns = heft_now_ns();
-        if (chunk == NO_CHUNK) /* it holds nothing that is wanted: nobody must wait for it */
-            lane->cursor = executor->options.plan->chunk_count;
-        (void)pthread_mutex_unlock(&executor->lock);
-        for (slot = 0; slot < lane->source->credits && chunk != NO_CHUNK; slot++) {
-            int live;
-
-            if (maker_done(executor))
-                return;
-            (void)pthread_mutex_lock(&executor->lock);
-            live = is_live(lane);
-            (void)pthread_mutex_unlock(&executor->lock);
-            if (!live || (slot >= 2 && lane->bounce_bytes >= HEFT_BOUNCE_TOTAL_BYTES))
-                break;
-            make_slot(executor, &lane->slots[slot], chunk);
-        }
-    }
-}
-
-/* A peer that froze may keep this thread for seconds; the others' transfers, and the deadline, go on. */
-static void *maker_main(void *argument)
-{
-    struct heft_executor *executor = argument;
-
-    make_lanes(executor);
-    while (!maker_done(executor)) {
-        uint64_t tick = heft_now_ns() + TICK_NS;
-        struct timespec until = {(time_t)(tick / HEFT_NS_PER_S), (long)(tick % HEFT_NS_PER_S)};
-
-        repair_slots(executor);
-        (void)pthread_mutex_lock(&executor->lock);
-        if (!executor->maker_stop)
-            (void)pthread_cond_clockwait(&executor->changed, &executor->lock, CLOCK_MONOTONIC, &until);
-        (void)pthread_mutex_unlock(&executor->lock);
-    }
-    return NULL;
+    heft_lane_slot_done(xfer, result, slot);
 }
 
 /* ---- the waiting thread's work ---- */
@@ -731,7 +463,7 @@ static int has_thief(const struct heft_executor *executor, const struct slot *sl
     for (index = 0; index < executor->lane_count; index++) {
         const struct lane *lane = &executor->lanes[index];
 
-        if (index == slot->source || !is_live(lane) || !covers(executor, index, slot->chunk) ||
+        if (index == slot->source || !heft_lane_is_live(lane) || !may_take(executor, index, slot->chunk) ||
             age_ns < lane->chunk_ns * STEAL_FACTOR)
             continue;
         for (other = 0; other < lane->source->credits; other++)
@@ -813,15 +545,17 @@ int heft_executor_wait(struct heft_executor *executor, uint64_t timeout_ms, stru
     int rc = HEFT_ERR_AGAIN, cancelled = 0;
 
     for (;;) {
-        uint64_t now = heft_now_ns(), tick = now + TICK_NS < end_ns ? now + TICK_NS : end_ns;
+        uint64_t now = heft_now_ns(),
+                 tick = now + HEFT_EXECUTOR_TICK_NS < end_ns ? now + HEFT_EXECUTOR_TICK_NS : end_ns;
         struct timespec until = {(time_t)(tick / HEFT_NS_PER_S), (long)(tick % HEFT_NS_PER_S)};
         int quiet, stopping;
 
         (void)pthread_mutex_lock(&executor->lock);
-        if (executor->left > 0 && !executor->stopping)
+        if (executor->left > 0 && !executor->stopping && !executor->news)
             (void)pthread_cond_clockwait(&executor->changed, &executor->lock, CLOCK_MONOTONIC, &until);
         else if (executor->active > 0 || __atomic_load_n(&executor->callbacks, __ATOMIC_SEQ_CST) > 0)
             (void)pthread_cond_clockwait(&executor->changed, &executor->lock, CLOCK_MONOTONIC, &until);
+        executor->news = 0;
         stopping = executor->stopping;
         quiet = executor->active == 0 && __atomic_load_n(&executor->callbacks, __ATOMIC_SEQ_CST) == 0;
         if (quiet && executor->left == 0)
@@ -840,7 +574,7 @@ int heft_executor_wait(struct heft_executor *executor, uint64_t timeout_ms, stru
             continue;
         }
         steal_from_slow(executor);
-        kick(executor);
+        heft_executor_kick(executor);
     }
 }
 
@@ -855,16 +589,45 @@ void heft_executor_stop(struct heft_executor *executor, int code, const char *te
     (void)pthread_mutex_unlock(&executor->lock);
 }
 
+void heft_executor_offer(struct heft_executor *executor, uint32_t source, uint64_t chunk)
+{
+    struct lane *lane = &executor->lanes[source];
+
+    (void)pthread_mutex_lock(&executor->lock);
+    if (lane->gated && !lane->offered[chunk] && heft_executor_covers(executor, source, chunk)) {
+        lane->offered[chunk] = 1;
+        lane->queue[lane->queue_tail++] = chunk;
+    }
+    (void)pthread_mutex_unlock(&executor->lock);
+}
+
+void heft_executor_look(struct heft_executor *executor)
+{
+    (void)pthread_mutex_lock(&executor->lock);
+    executor->news = 1;
+    (void)pthread_cond_broadcast(&executor->changed);
+    (void)pthread_mutex_unlock(&executor->lock);
+}
+
+void heft_executor_lose(struct heft_executor *executor, uint32_t source, int code, const char *text)
+{
+    (void)pthread_mutex_lock(&executor->lock);
+    heft_executor_lose_source(executor, source, code, text);
+    (void)pthread_mutex_unlock(&executor->lock);
+    heft_executor_kick(executor);
+}
+
 void heft_executor_start(struct heft_executor *executor)
 {
     int started;
 
     (void)pthread_mutex_lock(&executor->lock);
-    started = pthread_create(&executor->maker, NULL, maker_main, executor) == 0;
+    started = pthread_create(&executor->maker, NULL, heft_executor_maker_main, executor) == 0;
     executor->maker_started = started;
     (void)pthread_mutex_unlock(&executor->lock);
     if (!started)
-        make_lanes(executor); /* without a thread: no repairs, and a frozen peer is waited for */
+        heft_executor_make_lanes(
+            executor); /* without a thread: no repairs, and a frozen peer is waited for */
 }
 
 uint64_t heft_executor_bytes_done(const struct heft_executor *executor)
@@ -883,7 +646,7 @@ uint32_t heft_executor_sources_left(struct heft_executor *executor)
 
     (void)pthread_mutex_lock(&executor->lock);
     for (index = 0; index < executor->lane_count; index++)
-        count += (uint32_t)is_live(&executor->lanes[index]);
+        count += (uint32_t)heft_lane_is_live(&executor->lanes[index]);
     (void)pthread_mutex_unlock(&executor->lock);
     return count;
 }
@@ -902,7 +665,7 @@ static void end_slot(struct slot *slot)
 {
     unsigned tries;
 
-    for (tries = 0; release_slot(slot) == HEFT_ERR_BUSY; tries++) {
+    for (tries = 0; heft_lane_slot_release(slot) == HEFT_ERR_BUSY; tries++) {
         HEFT_ASSERT(tries < 10000);
         (void)usleep(1000);
     }
@@ -932,6 +695,8 @@ void heft_executor_free(struct heft_executor *executor)
             free(lane->slots[slot].plan_runs);
         }
         free(lane->slots);
+        free(lane->offered);
+        free(lane->queue);
     }
     free(executor->lanes);
     free(executor->states);
@@ -948,6 +713,17 @@ static int make_lane(struct heft_executor *executor, uint32_t index)
     uint32_t slot;
 
     lane->source = executor->options.sources[index];
+    lane->gated = (int)(executor->options.gated >> index & 1);
+    if (lane->gated) {
+        uint64_t chunks = executor->options.plan->chunk_count, chunk;
+
+        lane->offered = calloc(chunks + 1, 1);
+        lane->queue = calloc(chunks + 1, sizeof(*lane->queue));
+        if (!lane->offered || !lane->queue)
+            return HEFT_ERR_NO_MEMORY;
+        for (chunk = 0; chunk < chunks; chunk++)
+            lane->covered += (uint64_t)heft_executor_covers(executor, index, chunk);
+    }
     lane->slots = calloc(lane->source->credits, sizeof(*lane->slots));
     if (!lane->slots)
         return HEFT_ERR_NO_MEMORY;

@@ -16,8 +16,14 @@
 #include <heft/agent.h>
 
 #define HEFT_SOURCE_MAX_ROUTES 4
+#define HEFT_OBJECT_STALL_FACTOR 6u /* stores pause: stall limits are so many times longer there */
 
-enum heft_source_kind { HEFT_SOURCE_FILES = 1, HEFT_SOURCE_PEER = 2, HEFT_SOURCE_OBJECTS = 3 };
+enum heft_source_kind {
+    HEFT_SOURCE_FILES = 1,
+    HEFT_SOURCE_PEER = 2,
+    HEFT_SOURCE_OBJECTS = 3,
+    HEFT_SOURCE_SHARE = 4
+};
 enum heft_source_state {
     HEFT_SOURCE_READY = 1,  /* opened and compared */
     HEFT_SOURCE_USED = 2,   /* supplied bytes */
@@ -44,6 +50,7 @@ struct heft_source {
     const uint64_t *regions;        /* region id of each manifest file */
     uint32_t credits;               /* slots */
 
+    uint64_t read_bytes; /* a share: what this load read into it */
     uint64_t chunks, bytes, retries, digest_errors;
     uint64_t first_ns, last_ns; /* first request, last arrival */
     struct heft_source_route routes[HEFT_SOURCE_MAX_ROUTES];
@@ -64,6 +71,14 @@ struct heft_executor_options {
                         struct heft_error *error);
     int on_device; /* the destinations lie on a GPU: what can't reach it goes by way of host memory */
     int device;    /* which one, for verify_chunk */
+    /*
+     * Bit i: source i is gated, it takes only chunks that heft_executor_offer gave it. When a gated source is
+     * lost all gates open, unless they are there to keep within a window of memory.
+     */
+    uint64_t gated;
+    int has_window;
+    void (*on_chunk)(void *context, uint64_t chunk); /* a chunk is there and verified; any thread */
+    void *on_chunk_context;
     /* Expected block digests and where each layout tensor's begin in them; expected NULL: none known. */
     const uint64_t *expected;
     const uint64_t *expected_first; /* by layout tensor; UINT64_MAX: none */
@@ -83,6 +98,13 @@ int heft_executor_create(const struct heft_executor_options *options, struct hef
                          struct heft_error *error);
 /* Starts every source's slots. */
 void heft_executor_start(struct heft_executor *executor);
+/* Any thread; kick afterwards. */
+void heft_executor_offer(struct heft_executor *executor, uint32_t source, uint64_t chunk);
+void heft_executor_kick(struct heft_executor *executor);
+/* The same, by the thread that waits: for callers who hold locks that a callback would want. */
+void heft_executor_look(struct heft_executor *executor);
+/* The source can't supply anything any more, for this reason. */
+void heft_executor_lose(struct heft_executor *executor, uint32_t source, int code, const char *text);
 /*
  * Waits up to timeout_ms, doing the work that needs a clock (giving a slow source's last chunks to others).
  * 0: every chunk arrived; AGAIN; else the error that ended it, after which nothing touches the destinations

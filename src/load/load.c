@@ -10,6 +10,7 @@
 #include "base/error.h"
 #include "base/log.h"
 #include "load/device.h"
+#include "load/feeder.h"
 #include "space/cuda.h"
 
 #include <inttypes.h>
@@ -22,6 +23,7 @@
 #define DEFAULT_DEADLINE_MS (10u * 60 * 1000)
 #define DEFAULT_STALL_MS 10000u
 #define MIN_HOST_BYTES ((uint64_t)16 << 20)
+#define DEFAULT_HOST_BYTES ((uint64_t)256 << 20)
 /* A copy engine and a launch of digests want more at a time than a CPU. */
 /* A chunk takes 40 us between two GPUs, its digests and the way to the next one twice that: so many keep the
  * engines busy. */
@@ -173,6 +175,14 @@ static int make_digest_tables(struct heft_load *load, struct run *run, struct he
     return HEFT_OK;
 }
 
+/* Half of the memory is the window, the other half the transports' (see make_agent). */
+static uint64_t window_bytes(const struct heft_load_options *o)
+{
+    uint64_t all = o->max_host_bytes ? o->max_host_bytes : DEFAULT_HOST_BYTES;
+
+    return all / 2 >= MIN_HOST_BYTES ? all / 2 : MIN_HOST_BYTES;
+}
+
 /* A chunk is one request of an object store: larger ones pay there. */
 static uint64_t chunk_bytes(const struct heft_load *load)
 {
@@ -180,8 +190,27 @@ static uint64_t chunk_bytes(const struct heft_load *load)
 
     for (index = 0; load->options.chunk_bytes == 0 && index < load->found->ready; index++)
         if (load->found->sources[index]->kind == HEFT_SOURCE_OBJECTS)
-            return OBJECT_CHUNK_BYTES;
+            return load->stream && window_bytes(&load->options) / 8 < OBJECT_CHUNK_BYTES
+                       ? window_bytes(&load->options) / 8
+                       : OBJECT_CHUNK_BYTES;
     return load->options.chunk_bytes;
+}
+
+static int make_stream(struct heft_load *load, struct heft_error *error)
+{
+    const struct heft_load_options *o = &load->options;
+    struct heft_stream *stream;
+    int rc = heft_stream_create(load->layout, o->order, o->order_count, window_bytes(o), &stream, error);
+
+    if (rc)
+        return rc;
+    (void)pthread_mutex_lock(&load->lock);
+    load->stream = stream;
+    if (load->freed)
+        heft_stream_close(stream);
+    (void)pthread_cond_broadcast(&load->changed);
+    (void)pthread_mutex_unlock(&load->lock);
+    return HEFT_OK;
 }
 
 static int make_plan(struct heft_load *load, struct run *run, struct heft_error *error)
@@ -191,6 +220,8 @@ static int make_plan(struct heft_load *load, struct run *run, struct heft_error 
     uint32_t index;
     int rc = heft_load_make_layout(load, &run->ranges, &run->part_count, error);
 
+    if (!rc && (load->options.flags & HEFT_LOAD_STREAM))
+        rc = make_stream(load, error);
     if (rc)
         return rc;
     for (index = 0; index < load->found->ready; index++) {
@@ -213,7 +244,7 @@ static int make_plan(struct heft_load *load, struct run *run, struct heft_error 
 
 static int start_trace(struct heft_load *load, const struct run *run, struct heft_error *error)
 {
-    static const char *const kinds[] = {"", "file", "peer", "object"};
+    static const char *const kinds[] = {"", "file", "peer", "object", "share"};
     uint32_t index;
 
     if (!(load->options.flags & HEFT_LOAD_TRACE))
@@ -223,6 +254,50 @@ static int start_trace(struct heft_load *load, const struct run *run, struct hef
         return heft_error_set(error, HEFT_ERR_NO_MEMORY, "keeping a trace of the load");
     for (index = 0; index < load->plan->source_count; index++)
         heft_trace_name(load->trace, index, kinds[run->sources[index]->kind], run->sources[index]->name);
+    return HEFT_OK;
+}
+
+static uint32_t index_of(const struct heft_load *load, const struct run *run,
+                         const struct heft_source *source)
+{
+    uint32_t index = 0;
+
+    while (index + 1 < load->found->ready && run->sources[index] != source)
+        index++;
+    return index;
+}
+
+static uint32_t share_index(const struct heft_load *load, const struct run *run)
+{
+    return index_of(load, run, load->found->share_source);
+}
+
+/* With a share: the files or objects behind it are read by the feeder, and by the load itself only where the
+ * share fails. */
+static int make_feeder(struct heft_load *load, struct run *run, struct heft_executor_options *options,
+                       struct heft_feeder **feeder_out, struct heft_error *error)
+{
+    const struct heft_found *found = load->found;
+    struct heft_feeder_options feeder = {
+        .agent = load->agent,
+        .plan = load->plan,
+        .share = found->share,
+        .storage = found->share_storage,
+        .regions = found->share_regions,
+        .stall_ms = load->options.stall_ms,
+    };
+    int rc;
+
+    if (!found->share_source)
+        return HEFT_OK;
+    feeder.share_index = share_index(load, run);
+    feeder.storage_index = index_of(load, run, found->share_storage);
+    rc = heft_feeder_create(&feeder, feeder_out, error);
+    if (rc)
+        return rc;
+    options->gated = UINT64_C(1) << feeder.share_index | UINT64_C(1) << feeder.storage_index;
+    options->on_chunk = heft_feeder_on_chunk;
+    options->on_chunk_context = *feeder_out;
     return HEFT_OK;
 }
 
@@ -246,34 +321,62 @@ static int move_bytes(struct heft_load *load, struct run *run, uint64_t end_ns, 
         .computed_first = run->computed_first,
     };
     struct heft_executor *executor;
+    struct heft_feeder *feeder = NULL;
     int rc = start_trace(load, run, error);
 
     options.trace = load->trace;
     if (!rc)
+        rc = make_feeder(load, run, &options, &feeder, error);
+
+    if (!rc && load->stream) {
+        options.gated = UINT64_MAX;
+        options.has_window = 1;
+        options.on_chunk = heft_stream_on_chunk;
+        options.on_chunk_context = load->stream;
+        rc = heft_stream_prepare(load->stream, load->plan, run->addresses[0], error);
+    }
+    if (!rc)
         rc = heft_executor_create(&options, &executor, error);
-    if (rc)
+    if (rc) {
+        heft_feeder_free(feeder);
         return rc;
+    }
     (void)pthread_mutex_lock(&load->lock);
     load->executor = executor;
     (void)pthread_mutex_unlock(&load->lock);
     heft_executor_start(executor);
+    if (load->stream)
+        heft_stream_run(load->stream, executor);
+    if (feeder && heft_feeder_start(feeder, executor, error))
+        heft_executor_lose(executor, share_index(load, run), error->code, error->text);
     while ((rc = heft_executor_wait(executor, WAIT_SLICE_MS, error)) == HEFT_ERR_AGAIN) {
         if (__atomic_load_n(&load->cancel_wanted, __ATOMIC_ACQUIRE))
             heft_executor_stop(executor, HEFT_ERR_CANCELED, "the load was canceled");
         else if (heft_now_ns() >= end_ns)
             heft_executor_stop(executor, HEFT_ERR_DEADLINE, "the deadline passed while bytes were moving");
     }
+    if (load->stream)
+        heft_stream_run(load->stream, NULL);
     if (rc == HEFT_ERR_DEADLINE)
         heft_error_set(error, rc,
                        "the load's deadline of %" PRIu64 " ms passed with %" PRIu64 " of %" PRIu64
                        " bytes there; raise --deadline, or see the report for the slow source",
                        load->options.deadline_ms, heft_executor_bytes_done(executor), load->bytes_total);
+    if (feeder) {
+        uint64_t read_bytes = heft_feeder_stop(feeder);
+
+        (void)pthread_mutex_lock(&load->lock);
+        load->found->share_source->read_bytes = read_bytes;
+        load->found->share_finished = rc == HEFT_OK;
+        (void)pthread_mutex_unlock(&load->lock);
+    }
     (void)pthread_mutex_lock(&load->lock);
     load->bytes_done = heft_executor_bytes_done(executor);
     load->blocks_verified = heft_executor_blocks_verified(executor);
     load->executor = NULL;
     (void)pthread_mutex_unlock(&load->lock);
     heft_executor_free(executor);
+    heft_feeder_free(feeder);
     return rc;
 }
 
@@ -291,7 +394,7 @@ static int check_files_unchanged(struct heft_load *load, struct heft_error *erro
     for (index = 0; index < load->found->ready; index++) {
         const struct heft_source *source = load->found->sources[index];
 
-        if (source->kind == HEFT_SOURCE_FILES && source->bytes > 0 &&
+        if ((source->kind == HEFT_SOURCE_FILES || source->kind == HEFT_SOURCE_SHARE) && source->bytes > 0 &&
             (source->state == HEFT_SOURCE_USED || !compared))
             return heft_opened_check_unchanged(load->found->opened, error);
     }
@@ -405,10 +508,14 @@ static int load_run(struct heft_load *load, struct heft_error *error)
         goto out;
     enter_stage(load, HEFT_STAGE_VERIFY);
     rc = check_files_unchanged(load, error);
-    if (!rc)
+    if (!rc && !load->stream)
         rc = make_model(load, &run, &model, error);
 out:
     heft_device_warmed(&warmer);
+    if (load->stream) {
+        heft_stream_end(load->stream, rc, error);
+        heft_stream_wait_released(load->stream); /* the window is the consumer's until then */
+    }
     release_run(&run);
     (void)pthread_mutex_lock(&load->lock);
     load->model = model;
@@ -492,8 +599,9 @@ static int copy_options(struct heft_load *load, const struct heft_load_options *
     if ((!o->model || !o->model[0]) && !o->identity)
         return heft_error_set(error, HEFT_ERR_INVALID, "no model is named");
     bytes = string_bytes(o->model) + string_bytes(o->source) + string_bytes(o->require) +
-            string_bytes(o->self) + string_bytes(o->rules) + string_bytes(o->model_options.revision) +
-            string_bytes(o->model_options.cache) + o->peer_count * sizeof(*peers);
+            string_bytes(o->self) + string_bytes(o->rules) + string_bytes(o->share_folder) +
+            string_bytes(o->model_options.revision) + string_bytes(o->model_options.cache) +
+            o->peer_count * sizeof(*peers);
     for (index = 0; index < o->peer_count; index++)
         bytes += string_bytes(o->peers[index].addresses) + string_bytes(o->peers[index].name);
     load->copies = calloc(1, bytes);
@@ -512,6 +620,7 @@ static int copy_options(struct heft_load *load, const struct heft_load_options *
     o->require = copy_string(&at, o->require);
     o->self = copy_string(&at, o->self);
     o->rules = copy_string(&at, o->rules);
+    o->share_folder = copy_string(&at, o->share_folder);
     o->model_options.revision = copy_string(&at, o->model_options.revision);
     o->model_options.cache = copy_string(&at, o->model_options.cache);
     if (o->require && !o->require[0])
@@ -543,6 +652,17 @@ static int copy_options(struct heft_load *load, const struct heft_load_options *
     if (o->targets && (o->ranks > 1 || heft_load_wants_rules(o)))
         return heft_error_set(error, HEFT_ERR_INVALID,
                               "targets name their boxes themselves: leave ranks, layers and experts out");
+    if ((o->flags & HEFT_LOAD_STREAM) && (o->targets || o->host_loads > 1))
+        return heft_error_set(
+            error, HEFT_ERR_INVALID,
+            "tensors as they come lie in a window of their own: leave targets and host_loads out");
+    if (o->order && !(o->flags & HEFT_LOAD_STREAM))
+        return heft_error_set(error, HEFT_ERR_INVALID,
+                              "an order is for tensors as they come (HEFT_LOAD_STREAM)");
+    if (o->host_loads > HEFT_SHARE_MAX_LOADS)
+        return heft_error_set(error, HEFT_ERR_INVALID,
+                              "%u loads of one host: %u at most share what they read", o->host_loads,
+                              HEFT_SHARE_MAX_LOADS);
     if (o->rules && !o->rules[0])
         o->rules = NULL;
     if (o->pipeline_rank >= (o->pipeline_ranks ? o->pipeline_ranks : 1))
@@ -563,6 +683,11 @@ static int make_agent(struct heft_load *load, struct heft_error *error)
     if (load->agent)
         return HEFT_OK;
     options.max_host_bytes = load->options.max_host_bytes;
+    if (load->options.flags & HEFT_LOAD_STREAM && options.max_host_bytes)
+        options.max_host_bytes = options.max_host_bytes - window_bytes(&load->options) > MIN_HOST_BYTES &&
+                                         options.max_host_bytes > window_bytes(&load->options)
+                                     ? options.max_host_bytes - window_bytes(&load->options)
+                                     : MIN_HOST_BYTES;
     rc = heft_agent_open(&options, &load->agent, error);
     load->own_agent = rc == HEFT_OK;
     return rc;
@@ -638,6 +763,69 @@ int heft_load_wait(struct heft_load *load, uint64_t timeout_ms, struct heft_erro
     return rc;
 }
 
+/* The stream, once the layout is known. AGAIN at until_ns; the load's error when there will be none. */
+static int wait_stream(struct heft_load *load, uint64_t until, struct heft_stream **stream_out,
+                       struct heft_error *error)
+{
+    struct timespec when = {(time_t)(until / HEFT_NS_PER_S), (long)(until % HEFT_NS_PER_S)};
+    int rc = HEFT_OK;
+
+    if (!(load->options.flags & HEFT_LOAD_STREAM))
+        return heft_error_set(error, HEFT_ERR_STATE,
+                              "the load makes a model: start it with HEFT_LOAD_STREAM");
+    (void)pthread_mutex_lock(&load->lock);
+    while (!load->stream && !load->finished && heft_now_ns() < until)
+        (void)pthread_cond_clockwait(&load->changed, &load->lock, CLOCK_MONOTONIC, &when);
+    *stream_out = load->stream;
+    if (!load->stream) {
+        rc = load->finished ? load->status : HEFT_ERR_AGAIN;
+        if (load->finished && error)
+            *error = load->error;
+    }
+    (void)pthread_mutex_unlock(&load->lock);
+    return rc;
+}
+
+int heft_load_next(struct heft_load *load, uint64_t timeout_ms, struct heft_tensor *tensor_out,
+                   struct heft_error *error)
+{
+    uint64_t until = heft_after_ms(heft_now_ns(), timeout_ms);
+    struct heft_stream *stream = NULL;
+    int rc = wait_stream(load, until, &stream, error);
+
+    return rc ? rc : heft_stream_next(stream, until, tensor_out, error);
+}
+
+void heft_load_release(struct heft_load *load, const struct heft_tensor *tensor)
+{
+    struct heft_stream *stream = NULL;
+
+    if (!wait_stream(load, 0, &stream, NULL))
+        heft_stream_release(stream, tensor);
+}
+
+int heft_load_each(struct heft_load *load, int (*each)(void *context, const struct heft_tensor *tensor),
+                   void *context, struct heft_error *error)
+{
+    struct heft_tensor tensor = {.size = sizeof(tensor)};
+    int rc;
+
+    for (;;) {
+        rc = heft_load_next(load, 60000, &tensor, error);
+        if (rc == HEFT_ERR_AGAIN)
+            continue;
+        if (rc)
+            return rc == HEFT_ERR_NOT_FOUND && heft_load_wait(load, UINT64_MAX, error) == HEFT_OK ? HEFT_OK
+                                                                                                  : rc;
+        rc = each(context, &tensor);
+        heft_load_release(load, &tensor);
+        if (rc) {
+            heft_load_cancel(load);
+            return rc;
+        }
+    }
+}
+
 void heft_load_cancel(struct heft_load *load)
 {
     __atomic_store_n(&load->cancel_wanted, 1, __ATOMIC_RELEASE);
@@ -694,8 +882,14 @@ void heft_load_free(struct heft_load *load)
     if (!load)
         return;
     heft_load_cancel(load);
+    (void)pthread_mutex_lock(&load->lock);
+    load->freed = 1;
+    if (load->stream)
+        heft_stream_close(load->stream);
+    (void)pthread_mutex_unlock(&load->lock);
     if (load->thread_started)
         (void)pthread_join(load->thread, NULL);
+    heft_stream_free(load->stream);
     (void)heft_model_free(load->model, NULL);
     if (load->own_agent && load->agent)
         (void)heft_agent_close(load->agent, NULL);

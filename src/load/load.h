@@ -6,6 +6,7 @@
 #include "load/loaded.h"
 #include "load/ranges.h"
 #include "load/sources.h"
+#include "load/stream.h"
 
 #include <pthread.h>
 
@@ -34,6 +35,7 @@ struct heft_load {
     uint64_t stage_began_ns, ended_ns;
     int device; /* where the weights go: a GPU; -1: host memory */
     int finished, status;
+    int freed;              /* heft_load_free was called */
     uint32_t cancel_wanted; /* atomic */
     struct heft_error error;
     struct heft_found *found;
@@ -41,6 +43,7 @@ struct heft_load {
     char rules_name[72];        /* of the split rules that made the layout; "": none did */
     struct heft_error no_rules; /* why there are none */
     struct heft_plan *plan;
+    struct heft_stream *stream; /* NULL: a model is made */
     struct heft_executor *executor;
     struct heft_model *model;
     struct heft_trace *trace;                  /* by HEFT_LOAD_TRACE, from the move on */

@@ -56,6 +56,7 @@ static json_t *source_object(const struct heft_source *source, uint64_t total_by
     (void)json_object_set_new(object, "kind",
                               json_string(source->kind == HEFT_SOURCE_FILES     ? "file"
                                           : source->kind == HEFT_SOURCE_OBJECTS ? "object"
+                                          : source->kind == HEFT_SOURCE_SHARE   ? "share"
                                                                                 : "peer"));
     if (source->addresses[0])
         (void)json_object_set_new(object, "addresses", text(source->addresses));
@@ -65,6 +66,8 @@ static json_t *source_object(const struct heft_source *source, uint64_t total_by
     if (source->reason.code)
         (void)json_object_set_new(object, "reason", error_object(&source->reason));
     (void)json_object_set_new(object, "bytes", number(source->bytes));
+    if (source->kind == HEFT_SOURCE_SHARE)
+        (void)json_object_set_new(object, "read_bytes", number(source->read_bytes));
     (void)json_object_set_new(object, "share",
                               json_real(total_bytes ? (double)source->bytes / (double)total_bytes : 0));
     (void)json_object_set_new(object, "chunks", number(source->chunks));

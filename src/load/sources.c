@@ -25,6 +25,7 @@
 
 #define FILE_CREDITS 64u
 #define PEER_CREDITS 8u
+#define SHARE_CREDITS 8u
 #define OBJECT_CREDITS 64u /* as many ranges as the object transport may have in flight */
 #define CONNECT_TIMEOUT_MS 3000u
 #define CONNECT_GRACE_MS 400u
@@ -120,6 +121,7 @@ static struct heft_source *add_source(struct heft_found *found, enum heft_source
     source->state = HEFT_SOURCE_REFUSED;
     source->credits = kind == HEFT_SOURCE_FILES     ? FILE_CREDITS
                       : kind == HEFT_SOURCE_OBJECTS ? OBJECT_CREDITS
+                      : kind == HEFT_SOURCE_SHARE   ? SHARE_CREDITS
                                                     : PEER_CREDITS;
     (void)snprintf(source->name, sizeof(source->name), "%s", name);
     return source;
@@ -656,6 +658,65 @@ static int find_wanted(const struct heft_load_options *options, struct found_all
     return HEFT_OK;
 }
 
+/* ---- a share ---- */
+
+static int register_share(struct found_all *all, struct heft_source *source, struct heft_error *error)
+{
+    struct heft_found *found = &all->found;
+    uint32_t count = source->manifest->file_count, index;
+    uint64_t *regions = calloc(count ? count : 1, sizeof(*regions));
+
+    source->regions = regions;
+    found->share_regions = calloc(count ? count : 1, sizeof(*found->share_regions));
+    if (!regions || !found->share_regions)
+        return heft_error_set(error, HEFT_ERR_NO_MEMORY, "registering a share");
+    for (index = 0; index < count; index++) {
+        struct heft_region_options options = HEFT_REGION_OPTIONS_INIT;
+        int rc;
+
+        options.address = heft_share_file(found->share, index);
+        options.length_bytes = source->manifest->files[index].size_bytes;
+        rc = heft_region_register(all->hunt.agent, &options, &found->share_regions[index], error);
+        if (rc)
+            return heft_error_prefix(error, rc, "registering a share");
+        found->share_region_count = index + 1;
+        regions[index] = heft_region_id(found->share_regions[index]);
+    }
+    return HEFT_OK;
+}
+
+/* Beside files or objects that are ready: without it the load reads them by itself. */
+static void find_share(const struct heft_load_options *options, struct found_all *all)
+{
+    struct heft_found *found = &all->found;
+    struct heft_error error = HEFT_ERROR_INIT;
+    struct heft_source *storage = found->count > 0 ? found->sources[0] : NULL, *source;
+    int rc;
+
+    if (options->host_loads < 2 || (options->flags & HEFT_LOAD_EXPLAIN) || !found->opened || !storage ||
+        storage->state != HEFT_SOURCE_READY)
+        return;
+    source = add_source(found, HEFT_SOURCE_SHARE, "share");
+    if (!source)
+        return;
+    source->manifest = storage->manifest;
+    rc =
+        heft_share_open(options->share_folder, storage->manifest, options->host_loads, &found->share, &error);
+    if (!rc)
+        rc = register_share(all, source, &error);
+    if (rc) {
+        error.code = rc;
+        refuse(source, &error);
+        heft_log(HEFT_LOG_WARN, "loading without the other loads of this host: %s", error.text);
+        return;
+    }
+    (void)snprintf(source->why, sizeof(source->why), "read once by %u loads of this host; this is number %u",
+                   options->host_loads, heft_share_column(found->share));
+    source->state = HEFT_SOURCE_READY;
+    found->share_source = source;
+    found->share_storage = storage;
+}
+
 static int find_peers(const struct heft_load_options *options, struct found_all *all, uint64_t end_ns,
                       const uint32_t *cancel, struct heft_error *error)
 {
@@ -720,6 +781,8 @@ int heft_sources_find(const struct heft_load_options *options, struct heft_agent
         rc = find_wanted(options, all, &kinds, end_ns, cancel, error);
     if (!rc && kinds.peers)
         rc = find_peers(options, all, end_ns, cancel, error);
+    if (!rc)
+        find_share(options, all);
     if (!rc && __atomic_load_n(cancel, __ATOMIC_ACQUIRE))
         rc = heft_error_set(error, HEFT_ERR_CANCELED, "the load was canceled");
     if (!rc) {
@@ -766,6 +829,12 @@ void heft_sources_free(struct heft_found *found)
     for (index = 0; index < found->file_region_count; index++)
         if (heft_region_deregister(found->file_regions[index], NULL))
             heft_log(HEFT_LOG_ERROR, "a file is still in use at the end of a load");
+    for (index = 0; index < found->share_region_count; index++)
+        if (heft_region_deregister(found->share_regions[index], NULL))
+            heft_log(HEFT_LOG_ERROR, "a share is still in use at the end of a load");
+    free(found->share_regions);
+    if (found->share)
+        heft_share_close(found->share, found->share_finished);
     free(found->file_regions);
     free(found->config.data);
     heft_opened_free(found->opened);

@@ -10,6 +10,7 @@
 #include "load/executor.h"
 #include "load/loaded.h"
 #include "load/open.h"
+#include "load/share.h"
 #include <heft/load.h>
 
 struct heft_found {
@@ -20,6 +21,11 @@ struct heft_found {
     struct heft_opened *opened;            /* the files or objects, NULL: none */
     struct heft_region **file_regions;
     uint32_t file_region_count;
+    struct heft_share *share; /* what loads of this host read once, NULL: nothing */
+    struct heft_source *share_source, *share_storage;
+    struct heft_region **share_regions; /* by file */
+    uint32_t share_region_count;
+    int share_finished; /* the load has all that it wanted of it */
 };
 
 /*

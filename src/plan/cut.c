@@ -270,13 +270,29 @@ static int sort_cuts(struct heft_plan_builder *builder)
     return HEFT_OK;
 }
 
+/*
+ * In a layout whose memory is used again and again, a chunk must not need room for one large entry to finish
+ * another.
+ */
+static int may_share(const struct heft_plan_builder *builder, const struct heft_cut *last,
+                     const struct heft_cut *cut)
+{
+    const struct heft_layout *layout = builder->plan->layout;
+    uint64_t left = builder->inner->atoms[last->piece.atom].entry;
+    uint64_t right = builder->inner->atoms[cut->piece.atom].entry;
+
+    return !layout->keep_order || left == right ||
+           (layout->tensors[left].size_bytes < builder->chunk_bytes &&
+            layout->tensors[right].size_bytes < builder->chunk_bytes);
+}
+
 /* True when `cut` may follow `last` in a chunk that has `chunk` so far. */
 static int joins(const struct heft_plan_builder *builder, const struct heft_chunk *chunk, uint64_t reach,
                  const struct heft_cut *last, const struct heft_cut *cut)
 {
     return chunk->piece_count < MAX_CHUNK_PIECES && cut->sources == last->sources &&
            cut->place == last->place && cut->piece.size_bytes <= builder->chunk_bytes - chunk->size_bytes &&
-           (cut->offset <= reach || cut->offset - reach <= MAX_GAP_BYTES);
+           (cut->offset <= reach || cut->offset - reach <= MAX_GAP_BYTES) && may_share(builder, last, cut);
 }
 
 int heft_plan_pack(struct heft_plan_builder *builder)
@@ -284,7 +300,7 @@ int heft_plan_pack(struct heft_plan_builder *builder)
     struct heft_plan *plan = builder->plan;
     struct heft_chunk *chunk = NULL;
     uint64_t index, reach = 0, capacity = 0;
-    int rc = sort_cuts(builder);
+    int rc = plan->layout->keep_order ? HEFT_OK : sort_cuts(builder);
 
     if (rc || builder->cut_count == 0)
         return rc;

@@ -189,3 +189,10 @@ int heft_plan_make(const struct heft_layout *layout, const struct heft_manifest 
     *plan_out = plan;
     return HEFT_OK;
 }
+
+uint64_t heft_plan_piece_entry(const struct heft_plan *plan, uint64_t piece)
+{
+    const struct heft_plan_inner *inner = plan->arena;
+
+    return inner->atoms[plan->pieces[piece].atom].entry;
+}

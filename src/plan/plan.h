@@ -48,7 +48,8 @@ struct heft_layout {
     uint64_t tensor_count;
     uint64_t arena_bytes; /* destination 0 */
     uint64_t wanted_bytes;
-    uint64_t split_count;                    /* entries of which only a part is wanted */
+    uint64_t split_count; /* entries of which only a part is wanted */
+    int keep_order; /* chunks in the entries' order, whatever the sources' is; large entries share none */
     uint64_t left_out_count, left_out_bytes; /* tensors that are not wanted at all */
     void *arena;
 };
@@ -143,6 +144,9 @@ struct heft_plan_run {
  */
 size_t heft_plan_runs(const struct heft_plan *plan, uint64_t chunk, uint32_t source,
                       struct heft_plan_run *runs_out, size_t max);
+
+/* The layout entry that a piece is of. */
+uint64_t heft_plan_piece_entry(const struct heft_plan *plan, uint64_t piece);
 
 /*
  * The digest blocks that a piece covers completely: block `first_out` (counted in the global tensor from 0),

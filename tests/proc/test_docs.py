@@ -97,7 +97,8 @@ def reports_have_the_fields_that_are_documented():
         with open(os.path.join(strange, "config.json"), "w") as file:
             json.dump({"model_type": "strange"}, file)
         for number, arguments in enumerate([("load", model), ("plan", model), ("load", model, "--ranks", "2", "--rank", "1"),
-                                            ("load", known, "--ranks", "2", "--layers", ":1"), ("load", strange, "--ranks", "2"),
+                                            ("load", known, "--ranks", "2", "--layers", ":1"),
+                                            ("load", known, "--host-loads", "2", "--share-folder", fleet.path("share")), ("load", strange, "--ranks", "2"),
                                             ("load", fleet.path("nowhere"))]):
             path = fleet.path(f"report.{number}")
             fleet.run(*arguments, "--directory", directory, "--report", path)

@@ -17,6 +17,7 @@ import urllib.request
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 import fleet as f  # noqa: E402
+import object_servers as o  # noqa: E402
 
 
 def watched(fleet):
@@ -239,7 +240,27 @@ def names_from_outside_do_nothing_to_a_terminal():
         server.stop()
 
 
-TESTS = [numbers_move_and_a_killed_process_leaves_them, telemetry_can_be_off_or_somewhere_else,
+def what_a_store_is_asked_again_counts_as_retries():
+    with f.Fleet() as fleet:
+        watched(fleet)
+        model = fleet.model(table="dense", size="24M", shards_=1)
+        files = o.files_of(model, "/b/m")
+        name = next(n for n in files if n.endswith(".safetensors"))
+        # Every range of the data is refused once.
+        server = o.Scripted(files, lambda r: o.Fault(status=503) if r.first and r.number == 1 else None)
+        try:
+            replica = fleet.start("serve", f.HEFT, "serve", server.url + name)
+            replica.line("serving")
+            found = [t for t in stats(fleet)[0]["transports"] if t["transport"] == "object"]
+            assert found and found[0]["retries"] >= 2 and found[0]["bytes_read"] >= 24 << 20, found
+            text = fleet.run("stats", "--prometheus", check=0)[1]
+            assert re.search(r'heft_transport_retries_total\{.*transport="object"\} [1-9]', text), text
+            replica.stop()
+        finally:
+            server.__exit__()
+
+
+TESTS = [what_a_store_is_asked_again_counts_as_retries, numbers_move_and_a_killed_process_leaves_them, telemetry_can_be_off_or_somewhere_else,
          one_place_to_scrape_for_all_processes, heftd_tells_the_agents_of_its_host_when_asked,
          top_shows_the_agents_on_terminals_of_every_size, names_from_outside_do_nothing_to_a_terminal]
 

@@ -210,6 +210,7 @@ static void finish(struct heft_object_flight *flight, CURLcode code)
 {
     struct heft_transport *transport = flight->lane->transport;
     const struct heft_object_limits *limits = &transport->limits;
+    const struct heft_transport_host *host = &transport->host;
     struct heft_error error = HEFT_ERROR_INIT;
     enum heft_object_verdict verdict;
     int moved = 0;
@@ -245,6 +246,8 @@ static void finish(struct heft_object_flight *flight, CURLcode code)
         end(flight, error.code, &error);
         return;
     }
+    if (host->count_retries)
+        host->count_retries(host->agent, host->index, 1);
     heft_timer_set(flight->lane->worker, &flight->pause,
                    heft_now_ns() +
                        heft_object_pause_ns(limits, flight->attempt, flight->exchange.reply.retry_after_s));

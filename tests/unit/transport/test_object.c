@@ -372,7 +372,7 @@ static void urls_are_taken_apart_by_service(void **state)
     clear_environment();
     (void)setenv("HEFT_OBJECT_ANONYMOUS", "1", 1);
     for (index = HEFT_OBJECT_S3; index < HEFT_OBJECT_SERVICES; index++)
-        assert_int_equal(heft_object_stores_use(&stores, index, NULL), 0);
+        assert_int_equal(heft_object_stores_use(&stores, (enum heft_object_service)index, NULL), 0);
     for (index = 0; index < sizeof(good) / sizeof(good[0]); index++) {
         assert_int_equal(heft_object_make(good[index].url, &stores, &object, NULL), 0);
         assert_string_equal(object->bucket, good[index].bucket);

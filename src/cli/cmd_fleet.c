@@ -166,8 +166,8 @@ static void *ask_some(void *context)
     size_t index;
 
     while ((index = __atomic_fetch_add(&asking->next, 1, __ATOMIC_RELAXED)) < asking->list->count)
-        asking->answers[index].code = ask_replica(asking->agent, &asking->list->records[index], asking->end_ns,
-                                                  &asking->answers[index].reason);
+        asking->answers[index].code = ask_replica(asking->agent, &asking->list->records[index],
+                                                  asking->end_ns, &asking->answers[index].reason);
     return NULL;
 }
 

@@ -262,6 +262,7 @@ __attribute__((visibility("default"), used)) const char *__tsan_default_suppress
 {
     return "called_from_lib:libgrpc.so\ncalled_from_lib:libgpr.so\ncalled_from_lib:libabsl_synchronization."
            "so\n"
-           "called_from_lib:libstdc++.so\nrace:libgrpc.so\nrace:libgpr.so\nrace:libabsl_\n";
+           "called_from_lib:libstdc++.so\nrace:libgrpc.so\nrace:libgpr.so\nrace:libabsl_\nrace:libssl.so\n"
+           "race:libcrypto.so\n"; /* gRPC's TLS */
 }
 #endif

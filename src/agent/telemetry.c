@@ -152,6 +152,7 @@ int heft_telemetry_open(struct heft_telemetry *telemetry, const char *folder, co
 {
     static int told;
     struct heft_error why = HEFT_ERROR_INIT;
+    uint64_t magic;
 
     *telemetry = (struct heft_telemetry){.fd = -1, .route_count = transport_count + 1};
     telemetry->size_bytes = heft_stats_total_bytes(telemetry->route_count);
@@ -172,8 +173,8 @@ int heft_telemetry_open(struct heft_telemetry *telemetry, const char *folder, co
     telemetry->routes = heft_stats_routes(telemetry->head);
     heft_stats_init(telemetry->head, transports, transport_count);
     fill_head(telemetry->head, name, generation);
-    __atomic_thread_fence(__ATOMIC_RELEASE);
-    memcpy(telemetry->head->magic, HEFT_STATS_MAGIC, sizeof(telemetry->head->magic));
+    memcpy(&magic, HEFT_STATS_MAGIC, sizeof(magic));
+    __atomic_store_n((uint64_t *)(void *)telemetry->head->magic, magic, __ATOMIC_RELEASE);
     return 0;
 }
 

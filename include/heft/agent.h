@@ -64,8 +64,9 @@ struct heft_agent_options {
     const char *listen;                /* comma-separated "host:port" (port 0: the system picks), "[::1]:0",
                                           "unix" (an abstract socket of this host); NULL: accepts no peers */
     const char *transports;            /* allow-list, "local,tcp,file"; NULL: all that this machine can do */
-    uint32_t workers;                  /* threads that move bytes; 0: one per core, at most 8. With
-                                          CALLER_PROGRESS: what so many callers may do at once; 0: 1 */
+    uint32_t workers;                  /* threads that move bytes; 0: one per core up to 8, of more cores
+                                          three in four, at most 16. With CALLER_PROGRESS: what so many callers may do at once;
+                                          0: 1 */
     uint32_t heartbeat_ms;             /* liveness probe interval; 0: 250 */
     uint32_t peer_timeout_ms;          /* silence after which a peer counts as frozen; 0: 10000 */
     uint32_t max_peers;                /* accepted connections; 0: 4096 */

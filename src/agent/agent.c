@@ -18,7 +18,8 @@
 #include <unistd.h>
 
 #define WORKERS_MAX 64u
-#define WORKERS_DEFAULT_MAX 8u
+#define WORKERS_DEFAULT_MAX 16u /* twelve and more threads fill a GPU's link from the page cache */
+#define WORKERS_ALL_CORES 8     /* of larger machines some are left alone */
 #define HOST_BYTES_DEFAULT ((uint64_t)256 << 20)
 #define HOST_BYTES_MIN ((uint64_t)16 << 20)
 #define NOTIFICATION_BYTES_DEFAULT ((uint64_t)64 << 20)
@@ -259,7 +260,11 @@ static int start_threads(struct heft_agent *agent, uint32_t workers, struct heft
     if (!workers) {
         long cores = sysconf(_SC_NPROCESSORS_ONLN);
 
-        workers = cores < 1 ? 1 : cores > (long)WORKERS_DEFAULT_MAX ? WORKERS_DEFAULT_MAX : (uint32_t)cores;
+        workers = cores < 1 ? 1 : cores <= WORKERS_ALL_CORES ? (uint32_t)cores : WORKERS_ALL_CORES;
+        if (cores * 3 / 4 > WORKERS_ALL_CORES)
+            workers = (uint32_t)(cores * 3 / 4);
+        if (workers > WORKERS_DEFAULT_MAX)
+            workers = WORKERS_DEFAULT_MAX;
     }
     if (workers > WORKERS_MAX)
         return heft_error_set(error, HEFT_ERR_INVALID, "an agent has at most %u workers", WORKERS_MAX);

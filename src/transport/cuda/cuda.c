@@ -109,7 +109,7 @@ static void cuda_close(struct heft_transport *opened)
 {
     struct cuda_transport *transport = transport_of(opened);
     uint32_t index;
-    int device;
+    int device, which;
 
     (void)pthread_mutex_lock(&transport->lock);
     while (transport->endpoint_count > 0)
@@ -130,9 +130,11 @@ static void cuda_close(struct heft_transport *opened)
         if (transport->words)
             (void)transport->cu->host_free(transport->words);
         transport->words = NULL;
-        (void)transport->cu->stream_destroy(lane->in);
-        (void)transport->cu->stream_destroy(lane->out);
-        (void)transport->cu->stream_destroy(lane->across);
+        for (which = 0; which < 2; which++) {
+            (void)transport->cu->stream_destroy(lane->in[which]);
+            (void)transport->cu->stream_destroy(lane->out[which]);
+            (void)transport->cu->stream_destroy(lane->across[which]);
+        }
         heft_cuda_leave();
     }
     (void)pthread_cond_destroy(&transport->changed);

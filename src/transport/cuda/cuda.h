@@ -146,9 +146,11 @@ struct cuda_table {
 
 /* Streams of one device. */
 struct cuda_lane {
-    int ready;                      /* atomic */
-    int writes_words;               /* atomic: streams can write words of pinned memory */
-    heft_cu_stream in, out, across; /* to the device, from it, within and between devices */
+    int ready;        /* atomic */
+    int writes_words; /* atomic: streams can write words of pinned memory */
+    /* To the device, from it, within and between devices; two of each: a copy takes microseconds to begin,
+     * and meanwhile the other stream's goes on. */
+    heft_cu_stream in[2], out[2], across[2];
     int has_kernels;
     struct heft_cuda_kernels kernels;
 };

@@ -140,8 +140,9 @@ static int wants_kernel(const struct cuda_flight *flight, const struct cuda_lane
 heft_cu_stream cuda_flight_stream(const struct cuda_flight *flight)
 {
     const struct cuda_lane *lane = &flight->transport->lanes[flight->device];
+    size_t which = (size_t)(flight - flight->transport->flights) % 2;
 
-    return flight->outward ? lane->out : flight->inward ? lane->in : lane->across;
+    return flight->outward ? lane->out[which] : flight->inward ? lane->in[which] : lane->across[which];
 }
 
 /* Words of pinned memory that streams write, one for each flight. lock held. */
@@ -167,18 +168,20 @@ int cuda_lane_make(struct cuda_transport *transport, int device, struct heft_err
     struct cuda_lane *lane = &transport->lanes[device];
     const struct heft_cu *cu = transport->cu;
     heft_cu_result result = HEFT_CU_SUCCESS;
+    int which;
 
     if (__atomic_load_n(&lane->ready, __ATOMIC_ACQUIRE))
         return HEFT_OK;
     (void)pthread_mutex_lock(&transport->lock);
     if (!lane->ready) {
         result = make_words(transport);
-        if (!result)
-            result = cu->stream_create(&lane->in, HEFT_CU_STREAM_NON_BLOCKING);
-        if (!result)
-            result = cu->stream_create(&lane->out, HEFT_CU_STREAM_NON_BLOCKING);
-        if (!result)
-            result = cu->stream_create(&lane->across, HEFT_CU_STREAM_NON_BLOCKING);
+        for (which = 0; which < 2 && !result; which++) {
+            result = cu->stream_create(&lane->in[which], HEFT_CU_STREAM_NON_BLOCKING);
+            if (!result)
+                result = cu->stream_create(&lane->out[which], HEFT_CU_STREAM_NON_BLOCKING);
+            if (!result)
+                result = cu->stream_create(&lane->across[which], HEFT_CU_STREAM_NON_BLOCKING);
+        }
         lane->has_kernels = heft_cuda_kernels(device, &lane->kernels, NULL) == HEFT_OK;
         lane->writes_words = transport->words != NULL;
         if (!result)

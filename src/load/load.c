@@ -29,7 +29,10 @@
  * engines busy. */
 #define DEVICE_PEER_CREDITS 24u
 #define DEVICE_CHUNK_BYTES ((uint64_t)16 << 20)
-#define OBJECT_CHUNK_BYTES ((uint64_t)8 << 20)
+#define OBJECT_CHUNK_BYTES ((uint64_t)8 << 20) /* at least, and */
+#define OBJECT_CHUNK_MOST_BYTES \
+    ((uint64_t)16 << 20)  /* at most: a far store answers after as long as this takes */
+#define OBJECT_CHUNKS 64u /* so many for all connections to have some */
 #define WAIT_SLICE_MS 50u
 
 /* What one run of the load's thread holds besides the load itself. */
@@ -183,16 +186,26 @@ static uint64_t window_bytes(const struct heft_load_options *o)
     return all / 2 >= MIN_HOST_BYTES ? all / 2 : MIN_HOST_BYTES;
 }
 
-/* A chunk is one request of an object store: larger ones pay there. */
+/* A chunk is one request of an object store: larger ones pay there, as far as a stream's window lets them. */
+static uint64_t object_chunk_bytes(const struct heft_load *load)
+{
+    uint64_t bytes = (load->layout->wanted_bytes / OBJECT_CHUNKS + (1u << 20) - 1) >> 20 << 20;
+    uint64_t window = window_bytes(&load->options) / 8;
+
+    if (bytes < OBJECT_CHUNK_BYTES)
+        bytes = OBJECT_CHUNK_BYTES;
+    if (bytes > OBJECT_CHUNK_MOST_BYTES)
+        bytes = OBJECT_CHUNK_MOST_BYTES;
+    return load->stream && window < bytes ? window : bytes;
+}
+
 static uint64_t chunk_bytes(const struct heft_load *load)
 {
     uint32_t index;
 
     for (index = 0; load->options.chunk_bytes == 0 && index < load->found->ready; index++)
         if (load->found->sources[index]->kind == HEFT_SOURCE_OBJECTS)
-            return load->stream && window_bytes(&load->options) / 8 < OBJECT_CHUNK_BYTES
-                       ? window_bytes(&load->options) / 8
-                       : OBJECT_CHUNK_BYTES;
+            return object_chunk_bytes(load);
     return load->options.chunk_bytes;
 }
 

@@ -14,7 +14,7 @@
 #include <pthread.h>
 
 #define HEFT_OBJECT_MAX_LANES 8u
-#define HEFT_OBJECT_FIRST_CONNECTIONS 8u
+#define HEFT_OBJECT_FIRST_CONNECTIONS 16u
 
 struct heft_object_lane;
 
@@ -24,6 +24,7 @@ struct heft_object_task {
     struct heft_object_task *prev, *next; /* of the endpoint; next also links the free list */
     struct heft_object_task *queue_next;  /* tasks with something left to cut */
     struct heft_object_parts parts;
+    uint64_t part_bytes;
     int cut;              /* nothing is left to cut, or it was given up */
     uint32_t outstanding; /* flights that exist */
     uint64_t landed_bytes;

@@ -254,7 +254,7 @@ static uint32_t dispatch(struct heft_transport *transport)
             transport->window_start_ns = heft_now_ns(); /* idle time is nobody's rate */
             transport->window_bytes = transport->window_parts = 0;
         }
-        HEFT_ASSERT(heft_object_parts_cut(&task->parts, HEFT_OBJECT_PART_BYTES, &flight->part));
+        HEFT_ASSERT(heft_object_parts_cut(&task->parts, task->part_bytes, &flight->part));
         transport->free_flights = flight->next;
         flight->task = task;
         flight->lane = lane;
@@ -463,6 +463,8 @@ static int object_post(struct heft_endpoint *endpoint, struct heft_transport_op 
         return heft_error_set(error, HEFT_ERR_NO_MEMORY, "out of memory for an object operation");
     parts = task->parts;
     *task = (struct heft_object_task){.op = op, .endpoint = endpoint, .parts = parts, .failed_move = -1};
+    task->part_bytes =
+        op->total_bytes <= HEFT_OBJECT_WHOLE_BYTES ? HEFT_OBJECT_WHOLE_BYTES : HEFT_OBJECT_PART_BYTES;
     __atomic_store_n(&op->done_bytes, 0, __ATOMIC_RELAXED);
     op->failed_move = -1;
     if (heft_object_parts_prepare(&task->parts, op->moves, op->move_count))

@@ -38,8 +38,9 @@
 #include <curl/curl.h>
 #include <pthread.h>
 
-#define HEFT_OBJECT_PART_BYTES ((uint64_t)8 << 20) /* of a range; the last of a run may be twice that */
-#define HEFT_OBJECT_GAP_BYTES ((uint64_t)1 << 20)  /* read and thrown away, not asked around */
+#define HEFT_OBJECT_PART_BYTES ((uint64_t)8 << 20)   /* of a range; the last of a run may be half more */
+#define HEFT_OBJECT_WHOLE_BYTES ((uint64_t)16 << 20) /* an operation of no more is not cut */
+#define HEFT_OBJECT_GAP_BYTES ((uint64_t)1 << 20)    /* read and thrown away, not asked around */
 #define HEFT_OBJECT_VERSION_BYTES 160u
 
 /* ---- limits, each with an environment variable (docs/object.md) ---- */

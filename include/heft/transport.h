@@ -188,6 +188,7 @@ extern const struct heft_transport_ops heft_transport_file;
 extern const struct heft_transport_ops
     heft_transport_cuda; /* GPU memory; open says "no GPU: ..." without one */
 extern const struct heft_transport_ops heft_transport_object;
+extern const struct heft_transport_ops heft_transport_ucx; /* UCX, where libucp.so.0 is found */
 
 #pragma GCC visibility pop
 #ifdef __cplusplus

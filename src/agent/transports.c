@@ -17,9 +17,9 @@ static size_t registry_count;
 /* All that are known, in-tree ones first. registry_lock held. */
 static size_t list_all(const struct heft_transport_ops *all_out[HEFT_TRANSPORT_MAX])
 {
-    const struct heft_transport_ops *const in_tree[] = {&heft_transport_local, &heft_transport_tcp,
-                                                        &heft_transport_file, &heft_transport_cuda,
-                                                        &heft_transport_object};
+    const struct heft_transport_ops *const in_tree[] = {&heft_transport_local,  &heft_transport_tcp,
+                                                        &heft_transport_file,   &heft_transport_cuda,
+                                                        &heft_transport_object, &heft_transport_ucx};
     size_t count = 0, index;
 
     for (index = 0; index < sizeof(in_tree) / sizeof(in_tree[0]); index++)
@@ -139,6 +139,7 @@ static void open_one(struct heft_agent *agent, const struct heft_transport_ops *
 static int stages(const struct heft_transport_ops *ops)
 {
     return strcmp(ops->name, "local") != 0 && strcmp(ops->name, "object") != 0 &&
+           strcmp(ops->name, "ucx") != 0 &&
            (strcmp(ops->name, "cuda") != 0 || heft_cuda_find(NULL) == HEFT_OK);
 }
 

@@ -187,6 +187,31 @@ static void probe_rdma(struct finding *finding)
         "/sys/class/infiniband %s", there ? "present" : "absent");
 }
 
+/* As the transport itself finds it, by opening it. */
+static void probe_ucx(struct finding *finding)
+{
+    struct heft_agent_options options = HEFT_AGENT_OPTIONS_INIT;
+    struct heft_error error = HEFT_ERROR_INIT;
+    struct heft_agent *agent = NULL;
+    char text[HEFT_ERROR_TEXT_BYTES] = "";
+    int works;
+
+    options.transports = "ucx";
+    options.workers = 1;
+    if (heft_agent_open(&options, &agent, &error) == HEFT_OK)
+        (void)heft_agent_explain(agent, NULL, HEFT_SPACE_HOST, HEFT_SPACE_HOST, text, sizeof(text));
+    else
+        (void)snprintf(text, sizeof(text), "%s", error.text);
+    text[strcspn(text, "\n")] = 0;
+    works = strstr(text, "both sides are in one agent") != NULL; /* what an opened one says of no peer */
+    say(finding, "UCX", works, "apt-get install libucx0; it is of use where RDMA devices are", "%s",
+        !works ? text
+        : access("/sys/class/infiniband", R_OK) == 0
+            ? "works; used between hosts"
+            : "works; without RDMA devices it is slower than tcp and used with --transports ucx only");
+    (void)heft_agent_close(agent, NULL);
+}
+
 static void print_limits(const struct heft_limits *limits)
 {
     printf("limits measured %s (%u threads)\n", limits->when, limits->threads);
@@ -219,7 +244,7 @@ int cli_probe(struct cli *cli)
     int measure = (int)heft_config_number(&cli->config, "measure"), measured;
     struct heft_error error = HEFT_ERROR_INIT, second = HEFT_ERROR_INIT;
     struct heft_limits limits;
-    struct finding findings[8 + PROBE_GPUS_MAX];
+    struct finding findings[9 + PROBE_GPUS_MAX];
     json_t *object = json_object(), *array = json_array();
     size_t count = 0, index;
     int rc = HEFT_OK, forgotten;
@@ -239,6 +264,7 @@ int cli_probe(struct cli *cli)
     probe_cross_memory(&findings[count++]);
     probe_rdma(&findings[count++]);
     probe_library(&findings[count++], "verbs", "libibverbs.so.1", "apt-get install libibverbs1");
+    probe_ucx(&findings[count++]);
     count += probe_gpus(&findings[count]);
     if (measure) {
         rc = heft_limits_measure(path, &limits, &error);

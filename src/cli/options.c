@@ -69,7 +69,7 @@ const struct heft_config_entry cli_options[] = {
      "where they keep what they read until all have used it (default: /dev/shm/heft-UID)", CLI_LOAD},
     {"source", HEFT_CONFIG_TEXT, "auto", 0, 0, 0, "LIST",
      "auto, file, peer, object, or several joined by '+'", CLI_LOAD},
-    {"require", HEFT_CONFIG_CHOICE, 0, 0, 0, "local|tcp|file|cuda|object", 0,
+    {"require", HEFT_CONFIG_CHOICE, 0, 0, 0, "local|tcp|file|cuda|object|ucx", 0,
      "fail unless every byte takes this transport", CLI_LOAD | CLI_BENCH},
     {"max-host-memory", HEFT_CONFIG_SIZE, "256M", 16 * MIB, 0, 0, "SIZE",
      "staging memory beside the model's own", CLI_LOAD},

@@ -468,6 +468,54 @@ static void answers_that_nobody_asked_for_end_the_stream_not_the_process(void **
     }
 }
 
+/* ---- transports that hand out keys ---- */
+
+static void keys_are_refused_with_their_reason_and_garbage_closes_a_connection_only(void **state)
+{
+    struct served served;
+    struct heft_transport_region *gone;
+    uint64_t seed = 17;
+    uint8_t bytes[256];
+
+    (void)state;
+    if (strcmp(current_setup->transport, "ucx") != 0) {
+        skip_case("it hands out no keys");
+        return;
+    }
+    served_open(&served, HEFT_REGION_REMOTE_READ);
+    gone = calloc(1, sizeof(*gone));
+    assert_non_null(gone);
+    *gone = *served.far;
+    gone->id = 99999;
+    memset(gone->slot, 0, sizeof(gone->slot));
+    assert_int_equal(served.pair.near.ops->remote_add(served.pair.endpoint, gone, NULL), 0);
+    assert_int_equal(try_move(&served, HEFT_OP_READ, gone, 0, 100, 1, 0, NULL), HEFT_ERR_STALE);
+    served.pair.near.ops->remote_remove(served.pair.endpoint, gone);
+    /* one that claims more than the region allows */
+    gone->id = served.far->id;
+    gone->flags = RW;
+    assert_int_equal(served.pair.near.ops->remote_add(served.pair.endpoint, gone, NULL), 0);
+    assert_int_equal(try_move(&served, HEFT_OP_WRITE, gone, 0, 100, 1, 0, NULL), HEFT_ERR_DENIED);
+    served.pair.near.ops->remote_remove(served.pair.endpoint, gone);
+    free(gone);
+    for (int round = 0; round < 30; round++) {
+        int fd = raw_stream(&served);
+
+        for (size_t i = 0; i < sizeof(bytes); i++)
+            bytes[i] = (uint8_t)random_next(&seed);
+        if (round % 3 == 0) /* a right beginning, and a length far over the limit or of nothing known */
+            memcpy(bytes, "UCX1\2\0\0\0", 8);
+        (void)raw_send(fd, bytes, sizeof(bytes), round % 2 ? 1 : sizeof(bytes));
+        (void)shutdown(fd, SHUT_WR);
+        while (raw_read(fd, bytes, 1) == 0) /* the server's address, then the end */
+            ;
+        link_close(fd);
+    }
+    assert_int_equal(try_move(&served, HEFT_OP_READ, served.far, 0, FAR_BYTES, 1, 0, NULL), 0);
+    assert_int_equal(remote_pins(&served.pair.remote), 0);
+    served_close(&served);
+}
+
 int run_served_cases(void)
 {
     const struct CMUnitTest tests[] = {
@@ -479,6 +527,7 @@ int run_served_cases(void)
         cmocka_unit_test(malformed_frames_close_the_stream_and_nothing_else),
         cmocka_unit_test(readers_that_do_not_read_block_nobody),
         cmocka_unit_test(answers_that_nobody_asked_for_end_the_stream_not_the_process),
+        cmocka_unit_test(keys_are_refused_with_their_reason_and_garbage_closes_a_connection_only),
     };
 
     return cmocka_run_group_tests_name("served", tests, NULL, NULL);

@@ -7,6 +7,7 @@
 #include "base/error.h"
 #include "certs.h"
 #include "transport/chaos/chaos.h"
+#include "transport/worker.h"
 
 #include <stdarg.h>
 #include <setjmp.h>
@@ -33,6 +34,14 @@ static const struct setup setups[] = {
      .memory = MEMORY_FILE,
      .served = 1,
      .no_write = 1},
+    {.name = "ucx-cma",
+     .transport = "ucx",
+     .link = LINK_UNIX,
+     .process = 1,
+     .memory = MEMORY_PRIVATE,
+     .ucx_tls = "posix,cma,tcp"},
+    {.name = "ucx-tcp", .transport = "ucx", .link = LINK_TCP4, .process = 1, .ucx_tls = "tcp"},
+    {.name = "ucx-tls", .transport = "ucx", .link = LINK_TCP4, .process = 1, .tls = 1},
     {.name = "file", .transport = "file", .in_agent = 1, .memory = MEMORY_FILE},
     {.name = "chaos-local", .transport = "chaos", .base = "local", .process = 1, .memory = MEMORY_SHARED},
     {.name = "chaos-tcp", .transport = "chaos", .base = "tcp", .link = LINK_TCP4, .process = 1, .served = 1},
@@ -55,6 +64,22 @@ static void make_certificates(char folder[64])
     certs_folder_make(folder);
     certs_write(folder, &authority, &authority, "any agent", -60, 86400);
     certs_authority_free(&authority);
+}
+
+/* Where UCX is not installed its rows have nothing to run: 1, and why. */
+static int lacks_ucx(void)
+{
+    struct heft_error error = HEFT_ERROR_INIT;
+    struct heft_transport *opened = NULL;
+    struct heft_transport_host host = {
+        .abi = HEFT_TRANSPORT_ABI, .size = sizeof(host), .flags = HEFT_HOST_NAMED};
+
+    if (heft_pool_create(1, &host.pool, &error) == 0 && heft_transport_ucx.open(&host, &opened, &error) == 0)
+        heft_transport_ucx.close(opened);
+    heft_pool_destroy(host.pool);
+    if (opened == NULL)
+        (void)printf("[  SKIPPED ] %s: %s\n", current_setup->name, error.text);
+    return opened == NULL;
 }
 
 int main(int argc, char **argv)
@@ -84,6 +109,10 @@ int main(int argc, char **argv)
     }
     if (argc > 2)
         cmocka_set_test_filter(argv[2]);
+    if (current_setup->ucx_tls != NULL)
+        (void)setenv("UCX_TLS", current_setup->ucx_tls, 1);
+    if (strcmp(current_setup->transport, "ucx") == 0 && lacks_ucx())
+        return 77;
     if (current_setup->tls) {
         make_certificates(folder);
         tls_link_use(folder);

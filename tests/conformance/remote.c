@@ -41,7 +41,8 @@ struct reply {
 const struct heft_transport_ops *transport_named(const char *name)
 {
     static const struct heft_transport_ops *const all[] = {&heft_transport_local, &heft_transport_tcp,
-                                                           &heft_transport_file, &heft_transport_chaos};
+                                                           &heft_transport_file, &heft_transport_ucx,
+                                                           &heft_transport_chaos};
 
     for (size_t i = 0; i < sizeof(all) / sizeof(all[0]); i++)
         if (strcmp(all[i]->name, name) == 0)

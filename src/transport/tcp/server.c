@@ -29,7 +29,7 @@ struct tcp_conn {
     struct tcp_conn *prev, *next; /* the transport's list, under its lock */
     uint32_t refs;                /* atomic: the worker's, a queued job's, a dropper's */
     uint32_t scheduled;           /* atomic */
-    struct tcp_lock lock;         /* all below */
+    struct heft_handover lock;    /* all below */
     struct tcp_wire wire;
     int watched, dead;
     uint32_t events;
@@ -51,7 +51,7 @@ static void conn_unref(struct tcp_conn *conn)
     if (conn->staging != NULL)
         (void)__atomic_sub_fetch(&transport->staged_bytes, TCP_STAGING_BYTES, __ATOMIC_RELAXED);
     free(conn->staging);
-    tcp_lock_free(&conn->lock);
+    heft_handover_free(&conn->lock);
     free(conn);
     pthread_mutex_lock(&transport->lock);
     transport->objects--;
@@ -305,7 +305,7 @@ static void conn_turn(struct tcp_conn *conn)
     struct heft_error error = HEFT_ERROR_INIT;
     int dead;
 
-    tcp_lock_worker(&conn->lock);
+    heft_handover_worker(&conn->lock);
     if (!conn->dead && !conn->watched) {
         conn->watch.fd = conn->wire.fd;
         conn->events = EPOLLIN;
@@ -317,7 +317,7 @@ static void conn_turn(struct tcp_conn *conn)
     if (!conn->dead)
         pump_locked(conn);
     dead = conn->dead && conn->wire.fd >= 0;
-    tcp_unlock(&conn->lock);
+    heft_handover_unlock(&conn->lock);
     if (dead)
         conn_close(conn);
 }
@@ -328,9 +328,9 @@ static void watch_ready(struct heft_watch *watch, uint32_t epoll_events)
 
     (void)__atomic_add_fetch(&conn->refs, 1, __ATOMIC_RELAXED);
     if (epoll_events & (EPOLLHUP | EPOLLERR)) { /* nobody is left to answer to */
-        tcp_lock_worker(&conn->lock);
+        heft_handover_worker(&conn->lock);
         kill_locked(conn);
-        tcp_unlock(&conn->lock);
+        heft_handover_unlock(&conn->lock);
     }
     conn_turn(conn);
     conn_unref(conn);
@@ -371,7 +371,7 @@ int tcp_accept(struct heft_transport *opened, int fd, uint64_t session, struct h
     tcp_wire_open(&conn->wire, &transport->host, fd);
     conn->refs = 1;
     conn->worker = heft_pool_worker(transport->host.pool, index % heft_pool_workers(transport->host.pool));
-    tcp_lock_init(&conn->lock);
+    heft_handover_init(&conn->lock);
     pthread_mutex_lock(&transport->lock);
     transport->objects++;
     conn->next = transport->conns;
@@ -400,9 +400,9 @@ void tcp_drop_session(struct heft_transport *opened, uint64_t session)
         conn->session = UINT64_MAX; /* found once */
         (void)__atomic_add_fetch(&conn->refs, 1, __ATOMIC_RELAXED);
         pthread_mutex_unlock(&transport->lock);
-        tcp_lock_other(&conn->lock);
+        heft_handover_other(&conn->lock);
         kill_locked(conn);
-        tcp_unlock(&conn->lock);
+        heft_handover_unlock(&conn->lock);
         conn_kick(conn);
         conn_unref(conn);
         pthread_mutex_lock(&transport->lock);

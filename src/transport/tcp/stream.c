@@ -7,7 +7,6 @@
 #include "base/error.h"
 
 #include <errno.h>
-#include <sched.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/epoll.h>
@@ -15,37 +14,6 @@
 #include <unistd.h>
 
 #define PART(stream, index) (&(stream)->parts[(index) % TCP_PARTS])
-
-void tcp_lock_init(struct tcp_lock *lock)
-{
-    pthread_mutex_init(&lock->mutex, NULL);
-    lock->wanted = 0;
-}
-
-void tcp_lock_free(struct tcp_lock *lock)
-{
-    pthread_mutex_destroy(&lock->mutex);
-}
-
-void tcp_lock_other(struct tcp_lock *lock)
-{
-    (void)__atomic_add_fetch(&lock->wanted, 1, __ATOMIC_SEQ_CST);
-    pthread_mutex_lock(&lock->mutex);
-    (void)__atomic_sub_fetch(&lock->wanted, 1, __ATOMIC_SEQ_CST);
-}
-
-/* Mutexes are not fair: a worker that unlocks and locks in a loop would starve whoever wants to cancel. */
-void tcp_lock_worker(struct tcp_lock *lock)
-{
-    for (int i = 0; i < 1000 && __atomic_load_n(&lock->wanted, __ATOMIC_SEQ_CST) > 0; i++)
-        (void)sched_yield();
-    pthread_mutex_lock(&lock->mutex);
-}
-
-void tcp_unlock(struct tcp_lock *lock)
-{
-    pthread_mutex_unlock(&lock->mutex);
-}
 
 void tcp_stream_kick(struct tcp_stream *stream)
 {
@@ -316,9 +284,9 @@ static void pump(struct tcp_stream *stream)
     int rc, errno_value = 0, blocked = 0;
 
     do {
-        tcp_lock_worker(&stream->lock);
+        heft_handover_worker(&stream->lock);
         if (stream->state != TCP_UP) {
-            tcp_unlock(&stream->lock);
+            heft_handover_unlock(&stream->lock);
             return;
         }
         do {
@@ -334,7 +302,7 @@ static void pump(struct tcp_stream *stream)
             lost(stream, rc, errno_value);
         else
             update_watch(stream, blocked);
-        tcp_unlock(&stream->lock);
+        heft_handover_unlock(&stream->lock);
         heft_opqueue_drain(&stream->endpoint->queue);
     } while (rc == TCP_IO_STOP);
     if (rc < 0 || rc == TCP_IO_MORE)
@@ -385,7 +353,7 @@ static void run(struct heft_job *job, struct heft_worker *worker)
 
     (void)worker;
     __atomic_store_n(&stream->scheduled, 0, __ATOMIC_SEQ_CST);
-    tcp_lock_worker(&stream->lock);
+    heft_handover_worker(&stream->lock);
     if (stream->state == TCP_FRESH)
         start_locked(stream);
     if (stream->state == TCP_CLOSING) {
@@ -393,7 +361,7 @@ static void run(struct heft_job *job, struct heft_worker *worker)
         closed = 1;
     }
     up = stream->state == TCP_UP;
-    tcp_unlock(&stream->lock);
+    heft_handover_unlock(&stream->lock);
     if (up)
         pump(stream);
     heft_opqueue_drain(&endpoint->queue);
@@ -413,7 +381,7 @@ int tcp_stream_init(struct tcp_stream *stream, struct tcp_endpoint *endpoint)
     stream->wire.fd = -1;
     stream->watch.fd = -1;
     stream->next_id = 1;
-    tcp_lock_init(&stream->lock);
+    heft_handover_init(&stream->lock);
     if (tcp_rx_init(&stream->rx, TCP_CLIENT_BUFFER_BYTES) != 0 ||
         tcp_tx_init(&stream->tx, TCP_CLIENT_BUFFER_BYTES) != 0)
         return HEFT_ERR_NO_MEMORY;
@@ -425,17 +393,17 @@ void tcp_stream_free(struct tcp_stream *stream)
     tcp_rx_free(&stream->rx);
     tcp_tx_free(&stream->tx);
     free(stream->spill);
-    tcp_lock_free(&stream->lock);
+    heft_handover_free(&stream->lock);
 }
 
 void tcp_stream_start(struct tcp_stream *stream, int fd)
 {
     tcp_endpoint_ref(stream->endpoint); /* the descriptor's; dropped when its worker has closed it */
-    tcp_lock_other(&stream->lock);
+    heft_handover_other(&stream->lock);
     HEFT_ASSERT(stream->state == TCP_DOWN);
     tcp_wire_open(&stream->wire, &stream->endpoint->transport->host, fd);
     set_state(stream, TCP_FRESH);
-    tcp_unlock(&stream->lock);
+    heft_handover_unlock(&stream->lock);
     tcp_stream_kick(stream);
 }
 
@@ -444,7 +412,7 @@ uint32_t tcp_stream_detach(struct tcp_stream *stream, struct heft_transport_op *
     struct heft_error error = HEFT_ERROR_INIT;
     uint32_t count = 0, last = 0;
 
-    tcp_lock_other(&stream->lock);
+    heft_handover_other(&stream->lock);
     for (uint32_t i = stream->head; i != stream->tail; i++) {
         struct tcp_part *part = PART(stream, i);
 
@@ -462,14 +430,14 @@ uint32_t tcp_stream_detach(struct tcp_stream *stream, struct heft_transport_op *
         break_locked(stream, HEFT_ERR_NO_MEMORY, &error);
         tcp_stream_kick(stream);
     }
-    tcp_unlock(&stream->lock);
+    heft_handover_unlock(&stream->lock);
     return count;
 }
 
 void tcp_stream_close(struct tcp_stream *stream, int status, const struct heft_error *error)
 {
-    tcp_lock_other(&stream->lock);
+    heft_handover_other(&stream->lock);
     break_locked(stream, status, error);
-    tcp_unlock(&stream->lock);
+    heft_handover_unlock(&stream->lock);
     tcp_stream_kick(stream);
 }

@@ -17,6 +17,7 @@
 #ifndef HEFT_TRANSPORT_TCP_TCP_H
 #define HEFT_TRANSPORT_TCP_TCP_H
 
+#include "transport/handover.h"
 #include "transport/opqueue.h"
 #include "transport/tcp/io.h"
 #include "transport/worker.h"
@@ -50,16 +51,6 @@ struct tcp_transport {
     pthread_t dialer;
 };
 
-struct tcp_lock { /* a mutex that its busiest user hands over when someone else wants it */
-    pthread_mutex_t mutex;
-    uint32_t wanted; /* atomic */
-};
-void tcp_lock_init(struct tcp_lock *lock);
-void tcp_lock_free(struct tcp_lock *lock);
-void tcp_lock_worker(struct tcp_lock *lock); /* by the worker that holds it most of the time */
-void tcp_lock_other(struct tcp_lock *lock);
-void tcp_unlock(struct tcp_lock *lock);
-
 /* ---- client ---- */
 
 /* One request and what has come back for it. */
@@ -78,9 +69,9 @@ struct tcp_stream {
     struct heft_watch watch;
     struct tcp_endpoint *endpoint;
     struct heft_worker *worker;
-    struct tcp_lock lock; /* all below, but for the atomics */
-    uint32_t scheduled;   /* atomic: the job is queued */
-    uint64_t in_flight;   /* atomic reads allowed: bytes asked for and not there */
+    struct heft_handover lock; /* all below, but for the atomics */
+    uint32_t scheduled;        /* atomic: the job is queued */
+    uint64_t in_flight;        /* atomic reads allowed: bytes asked for and not there */
     enum tcp_stream_state state;
     struct tcp_wire wire;
     uint32_t events; /* watched for */

@@ -215,6 +215,23 @@ void heftd_remove(struct heftd_process *process)
     process_remove_folder(process->folder);
 }
 
+int heftd_set_up(void **state)
+{
+    struct heftd_process *process = calloc(1, sizeof(*process));
+
+    assert_non_null(process);
+    heftd_prepare(process);
+    *state = process;
+    return 0;
+}
+
+int heftd_tear_down(void **state)
+{
+    heftd_remove(*state);
+    free(*state);
+    return 0;
+}
+
 void heftd_log(const struct heftd_process *process, char *text_out, size_t size)
 {
     char path[128];

@@ -38,6 +38,9 @@ int heftd_run(struct heftd_process *process, const char *const *arguments, char 
 int heftd_signal(struct heftd_process *process, int signal_number);
 /* Kills what runs, removes the folder. */
 void heftd_remove(struct heftd_process *process);
+/* For cmocka: *state is a struct heftd_process, prepared. */
+int heftd_set_up(void **state);
+int heftd_tear_down(void **state);
 /* The log so far. */
 void heftd_log(const struct heftd_process *process, char *text_out, size_t size);
 /* A TCP connection to a port of loopback. */

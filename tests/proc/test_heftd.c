@@ -26,23 +26,6 @@
 
 #define SECRET 0x5a
 
-static int set_up(void **state)
-{
-    struct heftd_process *process = calloc(1, sizeof(*process));
-
-    assert_non_null(process);
-    heftd_prepare(process);
-    *state = process;
-    return 0;
-}
-
-static int tear_down(void **state)
-{
-    heftd_remove(*state);
-    free(*state);
-    return 0;
-}
-
 static struct heft_directory *connect_to(const struct heftd_process *process, uint32_t timeout_ms)
 {
     struct heft_directory_options options = HEFT_DIRECTORY_OPTIONS_INIT;
@@ -487,7 +470,7 @@ static void an_idle_daemon_takes_less_than_30_mib(void **state)
 
 int main(int argc, char **argv)
 {
-#define TEST(name) cmocka_unit_test_setup_teardown(name, set_up, tear_down)
+#define TEST(name) cmocka_unit_test_setup_teardown(name, heftd_set_up, heftd_tear_down)
     const struct CMUnitTest tests[] = {
         TEST(a_record_lives_as_long_as_it_is_renewed),
         TEST(records_outlive_kill_9_and_their_leases_go_on),

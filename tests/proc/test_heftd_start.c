@@ -16,23 +16,6 @@
 #include <unistd.h>
 #include <cmocka.h>
 
-static int set_up(void **state)
-{
-    struct heftd_process *process = calloc(1, sizeof(*process));
-
-    assert_non_null(process);
-    heftd_prepare(process);
-    *state = process;
-    return 0;
-}
-
-static int tear_down(void **state)
-{
-    heftd_remove(*state);
-    free(*state);
-    return 0;
-}
-
 /* Runs with these arguments: the exit code is `code` and stderr holds `words`. */
 static void ends(struct heftd_process *process, int code, const char *words, const char *const *arguments)
 {
@@ -241,7 +224,7 @@ static void with_64_files_it_survives_more_connections_than_it_can_hold(void **s
 
 int main(int argc, char **argv)
 {
-#define TEST(name) cmocka_unit_test_setup_teardown(name, set_up, tear_down)
+#define TEST(name) cmocka_unit_test_setup_teardown(name, heftd_set_up, heftd_tear_down)
     const struct CMUnitTest tests[] = {
         TEST(wrong_usage_is_exit_code_2_and_names_the_nearest),
         TEST(a_port_in_use_is_named_with_the_remedy),

@@ -89,17 +89,24 @@ void served_fill(struct served *served, struct heft_agent *agent)
     served->token = heft_agent_token(agent);
 }
 
-struct heft_peer *served_connect(struct heft_agent *agent, const struct served *served)
+struct heft_peer_options served_options(const struct served *served)
 {
     struct heft_peer_options options = HEFT_PEER_OPTIONS_INIT;
-    struct heft_error error = HEFT_ERROR_INIT;
-    struct heft_peer *peer = NULL;
 
     options.addresses = served->addresses;
     options.name = served->name;
     options.generation = served->generation;
     options.token = served->token;
     options.connect_timeout_ms = 20000;
+    return options;
+}
+
+struct heft_peer *served_connect(struct heft_agent *agent, const struct served *served)
+{
+    struct heft_peer_options options = served_options(served);
+    struct heft_error error = HEFT_ERROR_INIT;
+    struct heft_peer *peer = NULL;
+
     if (heft_peer_connect(agent, &options, &peer, &error))
         fail_msg("connecting: %s", error.text);
     return peer;

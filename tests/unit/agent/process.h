@@ -28,6 +28,8 @@ void other_write(int fd, const void *data, size_t size);
 /* One command byte to the other side. */
 void other_say(const struct other *other, char command);
 void served_fill(struct served *served, struct heft_agent *agent);
+/* How to connect to it; points into `served`. */
+struct heft_peer_options served_options(const struct served *served);
 struct heft_peer *served_connect(struct heft_agent *agent, const struct served *served);
 
 #endif

@@ -4,84 +4,14 @@
  * stopped.
  */
 #include "pair.h"
+#include "process.h"
 
-#include <fcntl.h>
 #include <signal.h>
-#include <spawn.h>
-#include <sys/wait.h>
 #include <unistd.h>
-
-extern char **environ;
 
 #define TIMEOUT_MS 600 /* peer_timeout_ms of the agents in this process */
 
-/* What a serving process tells about itself. */
-struct record {
-    char addresses[1024];
-    struct heft_generation generation;
-    struct heft_token token;
-    uint64_t region_id;
-};
-
-struct process {
-    pid_t pid;
-    int in, out; /* its standard input and output */
-};
-
 /* ---- processes ---- */
-
-static void spawn_self(struct process *process, const char *mode, const char *argument)
-{
-    char program[] = "/proc/self/exe";
-    char mode_copy[32], argument_copy[64];
-    char *arguments[] = {program, mode_copy, argument_copy, NULL};
-    posix_spawn_file_actions_t actions;
-    int in[2], out[2];
-
-    (void)snprintf(mode_copy, sizeof(mode_copy), "%s", mode);
-    (void)snprintf(argument_copy, sizeof(argument_copy), "%s", argument);
-    assert_int_equal(pipe2(in, O_CLOEXEC), 0);
-    assert_int_equal(pipe2(out, O_CLOEXEC), 0);
-    (void)posix_spawn_file_actions_init(&actions);
-    (void)posix_spawn_file_actions_adddup2(&actions, in[0], 0);
-    (void)posix_spawn_file_actions_adddup2(&actions, out[1], 1);
-    assert_int_equal(posix_spawn(&process->pid, program, &actions, NULL, arguments, environ), 0);
-    (void)posix_spawn_file_actions_destroy(&actions);
-    (void)close(in[0]);
-    (void)close(out[1]);
-    process->in = in[1];
-    process->out = out[0];
-}
-
-static void end_process(struct process *process, int how)
-{
-    int status;
-
-    (void)kill(process->pid, how);
-    (void)kill(process->pid, SIGCONT);
-    assert_int_equal(waitpid(process->pid, &status, 0), process->pid);
-    (void)close(process->in);
-    (void)close(process->out);
-}
-
-static void read_exact(int fd, void *data, size_t size)
-{
-    char *at = data;
-
-    while (size) {
-        ssize_t got = read(fd, at, size);
-
-        assert_true(got > 0);
-        at += got;
-        size -= (size_t)got;
-    }
-}
-
-static void write_exact(int fd, const void *data, size_t size)
-{
-    if (write(fd, data, size) != (ssize_t)size)
-        _exit(3);
-}
 
 static void wait_for_end(void)
 {
@@ -95,33 +25,26 @@ static void wait_for_end(void)
 static int serve_main(const char *listen)
 {
     static uint8_t bytes[REGION_BYTES];
-    struct record record = {.addresses = ""};
+    struct served record = {.name = ""};
     struct heft_region *region;
     struct heft_agent *agent;
 
     fake_register();
     agent = open_agent("server", listen, "fake");
     region = register_bytes(agent, bytes, sizeof(bytes), HEFT_REGION_REMOTE_READ);
-    (void)heft_agent_addresses(agent, record.addresses, sizeof(record.addresses));
-    record.generation = heft_agent_generation(agent);
-    record.token = heft_agent_token(agent);
-    record.region_id = heft_region_id(region);
-    write_exact(1, &record, sizeof(record));
+    served_fill(&record, agent);
+    record.regions[0] = heft_region_id(region);
+    other_write(1, &record, sizeof(record));
     wait_for_end();
     return 0;
 }
 
-static struct heft_peer *connect_record(struct heft_agent *agent, const struct record *record,
+static struct heft_peer *connect_record(struct heft_agent *agent, const struct served *record,
                                         struct heft_error *error, int *rc_out)
 {
-    struct heft_peer_options options = HEFT_PEER_OPTIONS_INIT;
+    struct heft_peer_options options = served_options(record);
     struct heft_peer *peer = NULL;
 
-    options.addresses = record->addresses;
-    options.name = "server";
-    options.generation = record->generation;
-    options.token = record->token;
-    options.connect_timeout_ms = 10000;
     *rc_out = heft_peer_connect(agent, &options, &peer, error);
     return peer;
 }
@@ -133,7 +56,7 @@ static int read_main(void)
     struct heft_run run = {.length_bytes = REGION_BYTES, .count = 1};
     struct heft_error error = HEFT_ERROR_INIT;
     struct heft_agent *agent;
-    struct record record;
+    struct served record;
     struct heft_peer *peer;
     struct heft_xfer *xfer;
     int rc;
@@ -141,16 +64,16 @@ static int read_main(void)
     fake_register();
     fake_set_mode(FAKE_HOLD);
     agent = open_agent("reader", NULL, "fake");
-    read_exact(0, &record, sizeof(record));
+    other_read(0, &record, sizeof(record));
     peer = connect_record(agent, &record, &error, &rc);
     if (!peer)
         return 4;
     run.local_region = register_bytes(agent, bytes, sizeof(bytes), 0);
-    run.remote_region = record.region_id;
+    run.remote_region = record.regions[0];
     if (heft_xfer_create(agent, HEFT_OP_READ, peer, &run, 1, NULL, &xfer, &error) ||
         heft_xfer_post(xfer, &error))
         return 5;
-    write_exact(1, "r", 1);
+    other_write(1, "r", 1);
     wait_for_end();
     return 0;
 }
@@ -175,8 +98,8 @@ static struct heft_agent *open_impatient(const char *name, const char *listen)
 }
 
 struct reading {
-    struct process server;
-    struct record record;
+    struct other server;
+    struct served record;
     struct heft_agent *agent;
     struct heft_peer *peer;
     struct heft_xfer *xfer;
@@ -190,14 +113,14 @@ static void begin_reading(struct reading *reading, const char *listen)
     int rc;
 
     memset(reading, 0, sizeof(*reading));
-    spawn_self(&reading->server, "serve", listen);
-    read_exact(reading->server.out, &reading->record, sizeof(reading->record));
+    other_start(&reading->server, "serve", listen);
+    other_read(reading->server.out, &reading->record, sizeof(reading->record));
     reading->agent = open_impatient("reader", NULL);
     reading->peer = connect_record(reading->agent, &reading->record, &error, &rc);
     if (!reading->peer)
         fail_msg("connecting: %s", error.text);
     run.local_region = register_bytes(reading->agent, reading->bytes, REGION_BYTES, 0);
-    run.remote_region = reading->record.region_id;
+    run.remote_region = reading->record.regions[0];
     assert_int_equal(
         heft_xfer_create(reading->agent, HEFT_OP_READ, reading->peer, &run, 1, NULL, &reading->xfer, NULL),
         0);
@@ -242,7 +165,7 @@ static void a_killed_peer_ends_the_transfer_within_a_second(void **state)
     (void)state;
     for (index = 0; index < 3; index++) {
         begin_reading(&reading, ways[index]);
-        end_process(&reading.server, SIGKILL);
+        other_end(&reading.server, SIGKILL);
         expect_end(&reading, HEFT_ERR_PEER_LOST, 1000);
         end_reading(&reading);
     }
@@ -265,7 +188,7 @@ static void a_frozen_peer_is_told_stalled_after_the_time_out(void **state)
     assert_non_null(again);
     assert_int_equal(heft_peer_status(again, NULL), 0);
     assert_int_equal(heft_peer_status(reading.peer, NULL), HEFT_ERR_STALLED);
-    end_process(&reading.server, SIGKILL);
+    other_end(&reading.server, SIGKILL);
     end_reading(&reading);
 }
 
@@ -279,7 +202,7 @@ static void a_quiet_peer_that_lives_is_not_taken_for_dead(void **state)
     assert_int_equal(heft_peer_status(reading.peer, NULL), 0);
     fake_set_mode(FAKE_STUBBORN);
     assert_int_equal(heft_xfer_cancel(reading.xfer), 0);
-    end_process(&reading.server, SIGKILL);
+    other_end(&reading.server, SIGKILL);
     expect_end(&reading, HEFT_ERR_PEER_LOST, 1000); /* also one that no cancel could end */
     end_reading(&reading);
 }
@@ -290,13 +213,13 @@ static void connecting_to_a_frozen_process_ends_at_its_deadline(void **state)
     struct heft_error error = HEFT_ERROR_INIT;
     struct heft_agent *agent = open_impatient("reader", NULL);
     struct heft_peer *peer = NULL;
-    struct process server;
-    struct record record;
+    struct other server;
+    struct served record;
     uint64_t before, took_ms;
 
     (void)state;
-    spawn_self(&server, "serve", "127.0.0.1:0");
-    read_exact(server.out, &record, sizeof(record));
+    other_start(&server, "serve", "127.0.0.1:0");
+    other_read(server.out, &record, sizeof(record));
     (void)kill(server.pid, SIGSTOP);
     options.addresses = record.addresses;
     options.token = record.token;
@@ -306,7 +229,7 @@ static void connecting_to_a_frozen_process_ends_at_its_deadline(void **state)
     took_ms = (heft_now_ns() - before) / HEFT_NS_PER_MS;
     assert_true(took_ms >= 390 && took_ms < 1400);
     assert_null(peer);
-    end_process(&server, SIGKILL);
+    other_end(&server, SIGKILL);
     assert_int_equal(heft_agent_close(agent, NULL), 0);
 }
 
@@ -317,14 +240,14 @@ static void another_process_on_a_dead_peers_port_moves_no_byte(void **state)
     struct heft_error error = HEFT_ERROR_INIT;
     uint8_t bytes[REGION_BYTES] = {0};
     char listen[1024];
-    struct process server;
-    struct record record;
+    struct other server;
+    struct served record;
     int rc;
 
     (void)state;
-    spawn_self(&server, "serve", "127.0.0.1:0");
-    read_exact(server.out, &record, sizeof(record));
-    end_process(&server, SIGKILL);
+    other_start(&server, "serve", "127.0.0.1:0");
+    other_read(server.out, &record, sizeof(record));
+    other_end(&server, SIGKILL);
     (void)snprintf(listen, sizeof(listen), "%s", strchr(record.addresses, ':') + 1);
     options.name = "server"; /* the same name, the same token, the same region id: another life */
     options.token = record.token;
@@ -333,7 +256,7 @@ static void another_process_on_a_dead_peers_port_moves_no_byte(void **state)
     if (heft_agent_open(&options, &other, &error))
         fail_msg("taking the port: %s", error.text);
     assert_int_equal(heft_region_id(register_bytes(other, bytes, sizeof(bytes), HEFT_REGION_REMOTE_READ)),
-                     record.region_id);
+                     record.regions[0]);
     assert_null(connect_record(reader, &record, &error, &rc));
     assert_int_equal(rc, HEFT_ERR_STALE);
     assert_int_equal(STAT(other, peers_accepted), 0);
@@ -349,7 +272,7 @@ struct serving {
     struct heft_agent *agent;
     struct heft_region *region;
     uint8_t bytes[REGION_BYTES];
-    struct record record;
+    struct served record;
 };
 
 static void begin_serving(struct serving *serving, const char *listen)
@@ -357,19 +280,17 @@ static void begin_serving(struct serving *serving, const char *listen)
     memset(serving, 0, sizeof(*serving));
     serving->agent = open_impatient("server", listen);
     serving->region = register_bytes(serving->agent, serving->bytes, REGION_BYTES, HEFT_REGION_REMOTE_READ);
-    (void)heft_agent_addresses(serving->agent, serving->record.addresses, sizeof(serving->record.addresses));
-    serving->record.generation = heft_agent_generation(serving->agent);
-    serving->record.token = heft_agent_token(serving->agent);
-    serving->record.region_id = heft_region_id(serving->region);
+    served_fill(&serving->record, serving->agent);
+    serving->record.regions[0] = heft_region_id(serving->region);
 }
 
-static void start_reader(struct serving *serving, struct process *reader)
+static void start_reader(struct serving *serving, struct other *reader)
 {
     char byte;
 
-    spawn_self(reader, "read", "");
-    assert_int_equal(write(reader->in, &serving->record, sizeof(serving->record)), sizeof(serving->record));
-    read_exact(reader->out, &byte, 1);
+    other_start(reader, "read", "");
+    other_write(reader->in, &serving->record, sizeof(serving->record));
+    other_read(reader->out, &byte, 1);
 }
 
 static int nobody_connected(void *context)
@@ -385,13 +306,13 @@ static void killed_readers_leave_the_source_as_it_was(void **state)
     (void)state;
     begin_serving(&serving, "unix,127.0.0.1:0");
     for (round = 0; round < 20; round++) {
-        struct process reader;
+        struct other reader;
 
         if (round % 2) /* over tcp as well */
             memmove(serving.record.addresses, strchr(serving.record.addresses, ',') + 1,
                     strlen(strchr(serving.record.addresses, ',')));
         start_reader(&serving, &reader);
-        end_process(&reader, SIGKILL);
+        other_end(&reader, SIGKILL);
         eventually(nobody_connected, serving.agent);
         (void)heft_agent_addresses(serving.agent, serving.record.addresses, sizeof(serving.record.addresses));
         if (round == 1) {
@@ -409,7 +330,7 @@ static void killed_readers_leave_the_source_as_it_was(void **state)
 static void a_frozen_reader_is_dropped_and_its_region_comes_free(void **state)
 {
     struct serving serving;
-    struct process reader;
+    struct other reader;
 
     (void)state;
     begin_serving(&serving, "unix");
@@ -418,7 +339,7 @@ static void a_frozen_reader_is_dropped_and_its_region_comes_free(void **state)
     eventually(nobody_connected, serving.agent);
     assert_int_equal(STAT(serving.agent, peers_lost), 1);
     assert_int_equal(heft_region_deregister(serving.region, NULL), 0);
-    end_process(&reader, SIGKILL);
+    other_end(&reader, SIGKILL);
     assert_int_equal(heft_agent_close(serving.agent, NULL), 0);
 }
 

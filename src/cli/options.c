@@ -192,17 +192,13 @@ const struct cli_command cli_commands[] = {
      CLI_COMMON | CLI_PROBE, 0, 0, cli_probe},
     {"top", "", "the agents of this host as they work: rates, latency, errors; q quits",
      "Looks at the statistics that agents keep in memory, of this user's processes (root: of all). The "
-     "busiest "
-     "stand\n"
-     "first; 'ended' marks what a process left behind that crashed or left without closing its agent. A "
-     "narrow "
-     "terminal\nshows fewer columns.\n\n"
+     "busiest\nstand first; 'ended' marks what a process left behind that crashed or left without closing "
+     "its agent.\nA narrow terminal shows fewer columns.\n\n"
      "  heft top\n  heft top --once --interval 5s\n",
      CLI_COMMON | CLI_TOP | CLI_TELEMETRY, 0, 0, cli_top},
     {"stats", "[PID|AGENT]", "what the agents of this host counted, also those that crashed",
-     "Of each agent: peers, regions, and for each transport transfers, bytes, errors by code and times. What "
-     "a "
-     "process\nthat is gone left behind is kept for ten minutes.\n\n"
+     "Of each agent: peers, regions, and for each transport transfers, bytes, errors by code and times.\n"
+     "What a process that is gone left behind is kept for ten minutes.\n\n"
      "  heft stats                        all agents of this user (root: of all users)\n"
      "  heft stats 4711 --json            those of one process\n"
      "  heft stats --serve 127.0.0.1:9402 one place to scrape for Prometheus, however many processes there "
@@ -210,12 +206,9 @@ const struct cli_command cli_commands[] = {
      CLI_COMMON | CLI_STATS | CLI_TELEMETRY, 0, 1, cli_stats},
     {"bench", "[PEER]", "how fast transfers between processes are, on this host or to another",
      "Without PEER it starts both sides by itself; nothing else has to run. A row is one operation, space, "
-     "pattern, "
-     "size\nand batch; after it every byte is compared. 'bare' is the same pieces moved by a plain loop in "
-     "one "
-     "thread (memcpy,\ncross-memory calls, pread and pwrite, one TCP stream over loopback, as the route is), "
-     "in "
-     "the same run.\n\n"
+     "pattern,\nsize and batch; after it every byte is compared. 'bare' is the same pieces moved by a plain "
+     "loop in one thread\n(memcpy, cross-memory calls, pread and pwrite, one TCP stream over loopback, as "
+     "the "
      "  heft bench                                             a first look\n"
      "  heft bench --sizes 64 --batches 1,1K,64K --pattern scattered --op write\n"
      "  heft bench --space private --require tcp --threads 2   what tcp does on loopback\n"

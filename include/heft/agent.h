@@ -583,8 +583,10 @@ typedef void (*heft_counter_fn)(struct heft_counter *counter, int status, void *
  */
 int heft_counter_expect(struct heft_counter *counter, uint64_t transfers, heft_counter_fn on_count,
                         void *context, struct heft_error *error);
-/* A descriptor for poll, readable while at least `threshold` transfers are there or the status is not 0. It
- * stays the counter's: never read, write or close it. */
+/* A descriptor for poll, readable while at least `threshold` transfers are there or the status is not 0; also
+ * for a moment after another thread took them, until heft_counter_wait finds nothing. It stays the counter's:
+ * never read, write or close it. With a peer of this host, of those on its newest connection the first
+ * counter that asks is told the fastest. */
 int heft_counter_event_fd(struct heft_counter *counter, int *fd_out, struct heft_error *error);
 
 /*

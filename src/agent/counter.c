@@ -11,7 +11,9 @@
 
 #include <stdio.h>
 #include <stdlib.h>
+#include <fcntl.h>
 #include <string.h>
+#include <sys/socket.h>
 #include <unistd.h>
 
 /* A function's call, on the stack of its worker. */
@@ -38,6 +40,13 @@ struct heft_counter {
     uint32_t waiters;
     uint32_t bells; /* reasons to be rung: sleepers, a function, the descriptor */
     int fd, fd_is_set;
+    /* A descriptor that the peer rings by itself when the next transfer is the one that makes it readable: a
+     * pair of sockets, `fd` the caller's end. */
+    int fd_in; /* the other end; -1: `fd` is no such thing */
+    uint32_t serial;
+    int wants;      /* the peer was told to ring */
+    int rings_bell; /* more than one is missing: every record of the peer is a reason to be rung */
+    int taking;     /* what is in the ring is for the caller that looks now */
     /* The callback that waits for `expected`, or runs. */
     heft_counter_fn on_count;
     void *context;
@@ -50,11 +59,13 @@ struct heft_counter {
 
 /* ---- what wakes ---- */
 
+static void update_pair(struct heft_counter *counter);
+
 static void want_bell(struct heft_counter *counter)
 {
     counter->bells++;
     if (!counter->inbox)
-        return; /* bind counts it */
+        return; /* bind_to counts it */
     counter->inbox->bells++;
     heft_inbox_arm(counter->inbox);
 }
@@ -70,6 +81,55 @@ static void drain(struct heft_counter *counter)
 {
     if (counter->inbox)
         heft_inbox_drain(counter->inbox);
+}
+
+/* The peer's byte may come a moment after what it tells of was taken: then the next look takes it away. */
+static void clear_pair(struct heft_counter *counter)
+{
+    char waste;
+
+    while (recv(counter->fd, &waste, 1, MSG_DONTWAIT) > 0)
+        ;
+    counter->fd_is_set = 0;
+}
+
+/* Has the peer ring, or itself rung, as is needed next. Whoever calls looks into the ring once more. */
+static void want_next(struct heft_counter *counter)
+{
+    struct heft_inbox *inbox = counter->inbox;
+    uint64_t missing = counter->count < counter->threshold ? counter->threshold - counter->count : 0;
+
+    if (!inbox || inbox->wanted != counter || !inbox->ring.shared)
+        return;
+    if (missing == 1)
+        heft_ring_want(&inbox->ring, counter->serial, counter->id);
+    else if (counter->wants)
+        heft_ring_want(&inbox->ring, 0, 0);
+    counter->wants = missing == 1;
+    if (missing > 1 && !counter->rings_bell) {
+        counter->rings_bell = 1;
+        counter->bells++;
+        inbox->bells++;
+        heft_ring_arm(&inbox->ring);
+    } else if (missing <= 1 && counter->rings_bell) {
+        counter->rings_bell = 0;
+        want_bell_no_more(counter);
+    }
+}
+
+static void update_pair(struct heft_counter *counter)
+{
+    int ready = counter->count >= counter->threshold || counter->status;
+
+    if (counter->taking)
+        return;
+    if (ready && !counter->fd_is_set) {
+        (void)send(counter->fd_in, "", 1, MSG_DONTWAIT | MSG_NOSIGNAL); /* full: it is readable */
+        counter->fd_is_set = 1;
+    }
+    if (!ready && (counter->fd_is_set || counter->wants))
+        clear_pair(counter);
+    want_next(counter);
 }
 
 static void fire(struct heft_job *job, struct heft_worker *worker)
@@ -120,8 +180,11 @@ static void wake(struct heft_counter *counter)
         counter->job.run = fire;
         heft_pool_submit(agent->pool, &counter->job);
     }
-    heft_event_fd_set(counter->fd, &counter->fd_is_set,
-                      counter->count >= counter->threshold || counter->status != 0);
+    if (counter->fd_in >= 0)
+        update_pair(counter);
+    else
+        heft_event_fd_set(counter->fd, &counter->fd_is_set,
+                          counter->count >= counter->threshold || counter->status != 0);
 }
 
 static void poison(struct heft_counter *counter, const struct heft_error *why)
@@ -189,7 +252,7 @@ static int matches(const struct heft_counter *counter, const struct heft_inbox *
 }
 
 /* 0, EXISTS or NO_MEMORY. */
-static int bind(struct heft_counter *counter, struct heft_inbox *inbox)
+static int bind_to(struct heft_counter *counter, struct heft_inbox *inbox)
 {
     struct heft_count *entry = find_entry(inbox, counter->id);
 
@@ -225,6 +288,11 @@ static void unbind(struct heft_counter *counter)
     entry->counter = NULL;
     entry->early = counter->count;
     inbox->bells -= counter->bells;
+    if (inbox->wanted == counter) {
+        inbox->wanted = NULL;
+        if (inbox->ring.shared)
+            heft_ring_want(&inbox->ring, 0, 0);
+    }
     counter->inbox = NULL;
     if (entry->early && inbox->early < HEFT_INBOX_EARLY_MAX) {
         inbox->early++;
@@ -246,7 +314,7 @@ void heft_counters_begin(struct heft_inbox *inbox)
 
         if (counter->inbox || counter->status || !matches(counter, inbox))
             continue;
-        if (bind(counter, inbox) == HEFT_ERR_NO_MEMORY) {
+        if (bind_to(counter, inbox) == HEFT_ERR_NO_MEMORY) {
             (void)heft_error_set(&error, HEFT_ERR_NO_MEMORY, "out of memory for counter %u", counter->id);
             poison(counter, &error);
         }
@@ -334,7 +402,7 @@ static int enlist(struct heft_counter *counter)
         return HEFT_ERR_STATE;
     inbox = find_inbox(counter);
     if (inbox)
-        rc = bind(counter, inbox);
+        rc = bind_to(counter, inbox);
     else if (is_awaited(counter))
         rc = HEFT_ERR_EXISTS;
     if (rc)
@@ -353,6 +421,8 @@ static void counter_free(struct heft_counter *counter)
     (void)pthread_cond_destroy(&counter->cond);
     if (counter->fd >= 0)
         (void)close(counter->fd);
+    if (counter->fd_in >= 0)
+        (void)close(counter->fd_in);
     free(counter);
     heft_agent_unref(agent);
 }
@@ -378,7 +448,7 @@ int heft_counter_open(struct heft_agent *agent, const struct heft_counter_option
     counter->after_epoch = options.after_epoch;
     counter->generation = options.generation;
     counter->threshold = options.threshold ? options.threshold : 1;
-    counter->fd = -1;
+    counter->fd = counter->fd_in = -1;
     (void)snprintf(counter->name, sizeof(counter->name), "%s", options.peer);
     heft_cond_init(&counter->cond);
     heft_agent_ref(agent);
@@ -498,7 +568,9 @@ int heft_counter_wait(struct heft_counter *counter, uint64_t transfers, uint64_t
     if (timeout_ms && heft_agent_on_worker(agent))
         return heft_error_set(error, HEFT_ERR_STATE, "a counter can't be waited for in a callback");
     (void)pthread_mutex_lock(&agent->event_lock);
+    counter->taking = 1; /* what is taken at once needs no descriptor to tell of it */
     drain(counter);
+    counter->taking = 0;
     if (is_awaited_still(counter, transfers) && timeout_ms)
         await(counter, transfers, until_ns);
     if (counter->count >= transfers) {
@@ -513,6 +585,10 @@ int heft_counter_wait(struct heft_counter *counter, uint64_t transfers, uint64_t
         rc = heft_error_set(error, HEFT_ERR_AGAIN, "counter %u of peer '%s': %llu of %llu transfers arrived",
                             counter->id, counter->name, (unsigned long long)counter->count,
                             (unsigned long long)transfers);
+    }
+    if (counter->fd_in >= 0) {
+        wake(counter);
+        drain(counter);
     }
     (void)pthread_mutex_unlock(&agent->event_lock);
     return rc;
@@ -544,17 +620,45 @@ int heft_counter_expect(struct heft_counter *counter, uint64_t transfers, heft_c
     return rc;
 }
 
+/* A pair that the peer can ring; nothing, when it has no ring or rings for another counter. */
+static void open_pair(struct heft_counter *counter)
+{
+    struct heft_inbox *inbox = counter->inbox;
+    int pair[2], unsent;
+
+    if (!inbox || !inbox->ring.shared || inbox->wanted ||
+        socketpair(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0, pair))
+        return;
+    unsent = fcntl(pair[1], F_DUPFD_CLOEXEC, 0);
+    if (unsent < 0) {
+        (void)close(pair[0]);
+        (void)close(pair[1]);
+        return;
+    }
+    counter->fd = pair[0];
+    counter->fd_in = pair[1];
+    counter->serial = ++inbox->wake_serial;
+    inbox->wanted = counter;
+    if (inbox->wake_unsent >= 0)
+        (void)close(inbox->wake_unsent);
+    inbox->wake_unsent = unsent;
+    heft_inbox_ask_control(counter->agent);
+}
+
 int heft_counter_event_fd(struct heft_counter *counter, int *fd_out, struct heft_error *error)
 {
     int rc, is_new;
 
     (void)pthread_mutex_lock(&counter->agent->event_lock);
+    if (counter->fd < 0)
+        open_pair(counter);
     is_new = counter->fd < 0;
     rc = heft_event_fd_open(&counter->fd, error);
     if (!rc && is_new)
         want_bell(counter);
     if (!rc) {
         wake(counter);
+        drain(counter);
         *fd_out = counter->fd;
     }
     (void)pthread_mutex_unlock(&counter->agent->event_lock);

@@ -7,6 +7,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 static const char NO_CREDIT[] = "a notification without the credit for it";
 
@@ -68,6 +69,7 @@ struct heft_inbox *heft_inbox_new(struct heft_agent *agent, uint64_t epoch, cons
     inbox->refs = 1;
     inbox->epoch = epoch;
     inbox->live = 1;
+    inbox->wake_unsent = -1;
     inbox->window_bytes = agent->notification_window_bytes;
     (void)snprintf(inbox->name, sizeof(inbox->name), "%s", name);
     memcpy(inbox->generation.bytes, generation, sizeof(inbox->generation.bytes));
@@ -118,6 +120,9 @@ void heft_inbox_end(struct heft_inbox *inbox, int code, const char *why)
         heft_ring_close(&inbox->ring);
         agent->ring_count--;
     }
+    if (inbox->wake_unsent >= 0)
+        (void)close(inbox->wake_unsent);
+    inbox->wake_unsent = -1;
     inbox->live = 0;
     (void)heft_error_set(&inbox->end, code, "peer '%s' (generation %s): %s", inbox->name,
                          heft_generation_text(inbox->generation.bytes, generation), why);
@@ -220,6 +225,7 @@ int heft_inbox_count(struct heft_inbox *inbox, const struct heft_frame *frame, c
 
         rc = heft_counters_add(inbox, count.counter, count.transfers);
     }
+    heft_inbox_drain(inbox); /* descriptors may wait for other records now */
     (void)pthread_mutex_unlock(&inbox->agent->event_lock);
     *why_out = count_failure(rc);
     return rc;

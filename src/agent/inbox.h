@@ -39,12 +39,15 @@ struct heft_inbox {
     /* Credit: window = open + queued + freed, once it is granted. */
     int granted;
     uint64_t window_bytes, open_bytes, queued_bytes, freed_bytes;
-    struct heft_table counts; /* struct heft_count */
-    uint32_t early;           /* of them, without a counter object */
-    struct heft_ring ring;    /* shared NULL: none */
-    uint32_t note_frames;     /* NOTIFY frames that came */
-    uint32_t bells;           /* reasons to be rung: of its counters */
-    int broken;               /* what stood in the ring ends the connection */
+    struct heft_table counts;    /* struct heft_count */
+    uint32_t early;              /* of them, without a counter object */
+    struct heft_ring ring;       /* shared NULL: none */
+    uint32_t note_frames;        /* NOTIFY frames that came */
+    uint32_t bells;              /* reasons to be rung: of its counters */
+    struct heft_counter *wanted; /* whose descriptor the peer rings by itself */
+    uint32_t wake_serial;
+    int wake_unsent; /* its other end, to be sent to the peer; -1: none */
+    int broken;      /* what stood in the ring ends the connection */
     const char *broken_why;
 };
 
@@ -77,6 +80,8 @@ int heft_inbox_take_credit(struct heft_inbox *inbox, struct heft_wire_credit *cr
 void heft_inbox_set_ring(struct heft_inbox *inbox, const struct heft_ring *ring);
 /* It was rung for. Likewise. */
 void heft_inbox_rung(struct heft_inbox *inbox);
+/* 1: a descriptor to be sent to the peer, the caller's, and its serial. Likewise. */
+int heft_inbox_take_wake(struct heft_inbox *inbox, int *fd_out, uint32_t *serial_out);
 /* Why the connection must end, with a text; 0: it need not. Likewise. */
 int heft_inbox_broken(struct heft_inbox *inbox, const char **why_out);
 /* The following with event_lock held. Takes what is in the ring. */

@@ -87,6 +87,16 @@ void heft_inbox_rung(struct heft_inbox *inbox)
     (void)pthread_mutex_unlock(&inbox->agent->event_lock);
 }
 
+int heft_inbox_take_wake(struct heft_inbox *inbox, int *fd_out, uint32_t *serial_out)
+{
+    (void)pthread_mutex_lock(&inbox->agent->event_lock);
+    *fd_out = inbox->wake_unsent;
+    *serial_out = inbox->wake_serial;
+    inbox->wake_unsent = -1;
+    (void)pthread_mutex_unlock(&inbox->agent->event_lock);
+    return *fd_out >= 0;
+}
+
 int heft_inbox_broken(struct heft_inbox *inbox, const char **why_out)
 {
     int rc;

@@ -367,6 +367,22 @@ void heft_outbox_ring(struct heft_peer *peer, const struct heft_frame *frame, co
     heft_conn_fds_free(batch);
 }
 
+void heft_outbox_wake(struct heft_peer *peer, const struct heft_frame *frame, const uint8_t *payload)
+{
+    struct heft_conn_fds *batch = heft_conn_take_fds(&peer->conn, 1);
+    uint32_t serial;
+
+    if (batch && !heft_wire_get_wake(payload, frame->payload_bytes, &serial)) {
+        (void)pthread_mutex_lock(&peer->lock);
+        if (peer->ring.shared) {
+            heft_ring_set_wake(&peer->ring, serial, batch->fds[0]);
+            batch->count = 0; /* taken over */
+        }
+        (void)pthread_mutex_unlock(&peer->lock);
+    }
+    heft_conn_fds_free(batch);
+}
+
 /* ---- the end ---- */
 
 static struct heft_outnote *pop_any(struct heft_peer *peer)

@@ -35,6 +35,7 @@ int heft_outbox_check(struct heft_peer *peer, size_t size_bytes, struct heft_err
 /* On the control worker. */
 void heft_outbox_credit(struct heft_peer *peer, const struct heft_frame *frame, const uint8_t *payload);
 void heft_outbox_ring(struct heft_peer *peer, const struct heft_frame *frame, const uint8_t *payload);
+void heft_outbox_wake(struct heft_peer *peer, const struct heft_frame *frame, const uint8_t *payload);
 void heft_outbox_job(struct heft_job *job, struct heft_worker *worker);
 void heft_outbox_pump(struct heft_peer *peer);
 /* The peer is lost: transfers that wait here end with its status. */

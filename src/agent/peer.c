@@ -199,6 +199,9 @@ static void peer_frame(struct heft_conn *conn, const struct heft_frame *frame, c
     case HEFT_FRAME_RING:
         heft_outbox_ring(peer, frame, payload);
         break;
+    case HEFT_FRAME_WAKE:
+        heft_outbox_wake(peer, frame, payload);
+        break;
     case HEFT_FRAME_REFUSE:
         if (frame->id) {
             heft_doc_frame(peer, frame, payload);

@@ -28,7 +28,9 @@ struct heft_ring_shared {
     uint64_t tail; /* atomic: cells that were read */
     uint8_t pad0[LINE_BYTES - 8];
     uint32_t armed; /* atomic: the reader sets it, the writer that takes it away rings */
-    uint8_t pad1[HEAD_BYTES - LINE_BYTES - 4];
+    uint8_t pad1[4];
+    uint64_t wanted; /* atomic: likewise, for one counter: serial and counter; 0: none */
+    uint8_t pad2[HEAD_BYTES - LINE_BYTES - 16];
     struct cell cells[];
 };
 _Static_assert(sizeof(struct heft_ring_shared) == HEAD_BYTES, "cells begin on the second page");
@@ -64,7 +66,7 @@ static int map_ring(struct heft_ring *ring, int memory, uint32_t cells)
 
 int heft_ring_create(struct heft_ring *ring_out, int fds_out[HEFT_RING_FDS], struct heft_error *error)
 {
-    struct heft_ring ring = {0};
+    struct heft_ring ring = {.wake = -1};
     int memory = memfd_create("heft-ring", MFD_CLOEXEC | MFD_ALLOW_SEALING), bells[2] = {-1, -1}, saved;
 
     if (memory < 0)
@@ -102,7 +104,7 @@ static int is_ring(int memory, uint32_t cells)
 
 int heft_ring_open(uint32_t layout, uint32_t cells, const int fds[HEFT_RING_FDS], struct heft_ring *ring_out)
 {
-    struct heft_ring ring = {.bell = fds[1]};
+    struct heft_ring ring = {.bell = fds[1], .wake = -1};
 
     if (layout != HEFT_RING_LAYOUT || cells < HEFT_RING_CELLS_MIN || cells > HEFT_RING_CELLS_MAX ||
         (cells & (cells - 1)) || !is_ring(fds[0], cells) || map_ring(&ring, fds[0], cells)) {
@@ -121,6 +123,8 @@ void heft_ring_close(struct heft_ring *ring)
         return;
     (void)munmap(ring->shared, ring->mapped_bytes);
     (void)close(ring->bell);
+    if (ring->wake >= 0)
+        (void)close(ring->wake);
     ring->shared = NULL;
 }
 
@@ -153,6 +157,22 @@ static void put_more(const struct heft_ring *ring, const uint8_t *from, uint32_t
     }
 }
 
+static void ring_once(int bell)
+{
+    (void)send(bell, "", 1, MSG_DONTWAIT | MSG_NOSIGNAL); /* full: it rings already */
+}
+
+static void tell_wanted(struct heft_ring *ring, uint32_t counter)
+{
+    uint64_t wanted = __atomic_load_n(&ring->shared->wanted, __ATOMIC_SEQ_CST);
+
+    if (!wanted || (uint32_t)wanted != counter ||
+        !__atomic_compare_exchange_n(&ring->shared->wanted, &wanted, 0, 0, __ATOMIC_SEQ_CST,
+                                     __ATOMIC_RELAXED))
+        return;
+    ring_once(ring->wake >= 0 && ring->wake_serial == (uint32_t)(wanted >> 32) ? ring->wake : ring->bell);
+}
+
 int heft_ring_put(struct heft_ring *ring, enum heft_ring_kind kind, uint32_t value, const void *data,
                   uint32_t size)
 {
@@ -171,9 +191,11 @@ int heft_ring_put(struct heft_ring *ring, enum heft_ring_kind kind, uint32_t val
      * that it wants to be rung. */
     __atomic_store_n(&first->word, word_of(ring->next, kind, size), __ATOMIC_SEQ_CST);
     ring->next += count;
+    if (kind == HEFT_RING_COUNT)
+        tell_wanted(ring, value);
     if (__atomic_load_n(&shared->armed, __ATOMIC_SEQ_CST) &&
         __atomic_exchange_n(&shared->armed, 0, __ATOMIC_SEQ_CST))
-        (void)send(ring->bell, "", 1, MSG_DONTWAIT | MSG_NOSIGNAL); /* full: it rings already */
+        ring_once(ring->bell);
     return 1;
 }
 
@@ -227,4 +249,17 @@ void heft_ring_arm(struct heft_ring *ring)
         return;
     ring->armed = 1;
     __atomic_store_n(&ring->shared->armed, 1, __ATOMIC_SEQ_CST);
+}
+
+void heft_ring_want(struct heft_ring *ring, uint32_t serial, uint32_t counter)
+{
+    __atomic_store_n(&ring->shared->wanted, serial ? (uint64_t)serial << 32 | counter : 0, __ATOMIC_SEQ_CST);
+}
+
+void heft_ring_set_wake(struct heft_ring *ring, uint32_t serial, int wake)
+{
+    if (ring->wake >= 0)
+        (void)close(ring->wake);
+    ring->wake = wake;
+    ring->wake_serial = serial;
 }

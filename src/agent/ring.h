@@ -35,7 +35,9 @@ struct heft_ring {
     uint64_t next; /* the cell to be written, or read */
     uint64_t tail; /* the writer's: how far the reader was when it was last looked at */
     int bell;      /* one end each of a socket pair: calls on it never wait, whatever the other side does */
-    int armed;     /* the reader's: asked to be rung and was not */
+    int wake;      /* the writer's: a descriptor of one counter to be rung instead; -1: none */
+    uint32_t wake_serial;
+    int armed; /* the reader's: asked to be rung and was not */
 };
 
 /* What a record says; `value`: the counter of a COUNT; the NOTIFY frames sent before a NOTE. */
@@ -62,5 +64,11 @@ void heft_ring_take(struct heft_ring *ring, const struct heft_ring_record *recor
 void heft_ring_hear(const struct heft_ring *ring);
 /* The writer rings with its next record. The reader looks once more before it relies on that. */
 void heft_ring_arm(struct heft_ring *ring);
+
+/* The reader wants the next COUNT of that counter told to the descriptor with that serial (not 0), or to the
+ * bell while the writer does not have it. As with arm it looks once more. 0: no more. */
+void heft_ring_want(struct heft_ring *ring, uint32_t serial, uint32_t counter);
+/* The writer's descriptor for that: taken over. */
+void heft_ring_set_wake(struct heft_ring *ring, uint32_t serial, int wake);
 
 #endif

@@ -694,6 +694,21 @@ static void give_ring(struct heft_session *session)
     heft_buf_free(&buf);
 }
 
+/* One counter's descriptor is rung by the peer itself. */
+static void give_wake(struct heft_session *session)
+{
+    struct heft_buf buf;
+    uint32_t serial;
+    int fd;
+
+    if (!heft_inbox_take_wake(session->inbox, &fd, &serial))
+        return;
+    heft_buf_init(&buf, HEFT_FRAME_PING_MAX_BYTES);
+    heft_wire_put_wake(&buf, serial);
+    heft_conn_send_optional_fds(&session->conn, HEFT_FRAME_WAKE, &buf, &fd, 1);
+    heft_buf_free(&buf);
+}
+
 void heft_sessions_credit_job(struct heft_job *job, struct heft_worker *worker)
 {
     struct heft_agent *agent = HEFT_CONTAINER_OF(job, struct heft_agent, credit_job);
@@ -717,6 +732,7 @@ void heft_sessions_credit_job(struct heft_job *job, struct heft_worker *worker)
             end_session(session, broken, why);
         else
             give_credit(session, 0);
+        give_wake(session);
     }
 }
 

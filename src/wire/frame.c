@@ -26,6 +26,7 @@ uint32_t heft_frame_cap(uint16_t type)
     case HEFT_FRAME_PONG:
     case HEFT_FRAME_CREDIT:
     case HEFT_FRAME_RING:
+    case HEFT_FRAME_WAKE:
         return HEFT_FRAME_PING_MAX_BYTES;
     case HEFT_FRAME_NOTIFY:
     case HEFT_FRAME_COUNT:
@@ -92,8 +93,9 @@ void heft_frame_seal(uint16_t type, uint32_t flags, uint64_t id, const void *pay
 const char *heft_frame_type_name(uint16_t type)
 {
     static const char *const names[] = {
-        "UNKNOWN",     "HELLO",       "CHALLENGE", "AUTH", "READY", "REFUSE", "PING",  "PONG",   "REGIONS",
-        "REGION_GONE", "REGION_FREE", "DOC_GET",   "DOC",  "BYE",   "NOTIFY", "COUNT", "CREDIT", "RING",
+        "UNKNOWN", "HELLO",   "CHALLENGE",   "AUTH",        "READY",   "REFUSE", "PING",
+        "PONG",    "REGIONS", "REGION_GONE", "REGION_FREE", "DOC_GET", "DOC",    "BYE",
+        "NOTIFY",  "COUNT",   "CREDIT",      "RING",        "WAKE",
     };
 
     return type < sizeof(names) / sizeof(names[0]) ? names[type] : "UNKNOWN";

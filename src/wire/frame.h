@@ -46,7 +46,8 @@ enum heft_frame_type {
     HEFT_FRAME_COUNT = 15,
     HEFT_FRAME_CREDIT = 16,
     HEFT_FRAME_RING = 17,
-    HEFT_FRAME_AGENT_LAST = HEFT_FRAME_RING, /* the newest known here */
+    HEFT_FRAME_WAKE = 18,
+    HEFT_FRAME_AGENT_LAST = HEFT_FRAME_WAKE, /* the newest known here */
     HEFT_FRAME_TCP_FIRST = 256,
     HEFT_FRAME_TCP_LAST = 511
 };

@@ -409,3 +409,21 @@ int heft_wire_get_ring(const void *payload, size_t size, struct heft_wire_ring *
     *ring_out = ring;
     return 0;
 }
+
+void heft_wire_put_wake(struct heft_buf *buf, uint32_t serial)
+{
+    heft_buf_u32(buf, serial);
+}
+
+int heft_wire_get_wake(const void *payload, size_t size, uint32_t *serial_out)
+{
+    struct heft_reader reader;
+    uint32_t serial;
+
+    heft_reader_init(&reader, payload, size);
+    serial = heft_reader_u32(&reader);
+    if (reader.failed || !serial)
+        return HEFT_ERR_PROTOCOL;
+    *serial_out = serial;
+    return 0;
+}

@@ -158,5 +158,8 @@ void heft_wire_put_credit(struct heft_buf *buf, const struct heft_wire_credit *c
 int heft_wire_get_credit(const void *payload, size_t size, struct heft_wire_credit *credit_out);
 void heft_wire_put_ring(struct heft_buf *buf, const struct heft_wire_ring *ring);
 int heft_wire_get_ring(const void *payload, size_t size, struct heft_wire_ring *ring_out);
+/* serial: not 0. */
+void heft_wire_put_wake(struct heft_buf *buf, uint32_t serial);
+int heft_wire_get_wake(const void *payload, size_t size, uint32_t *serial_out);
 
 #endif

@@ -173,6 +173,8 @@ static void add_newer(struct heft_buf *buf)
     add_flagged("CREDIT", HEFT_FRAME_CREDIT, HEFT_FRAME_OPTIONAL, 0, buf);
     heft_wire_put_ring(buf, &ring);
     add_flagged("RING", HEFT_FRAME_RING, HEFT_FRAME_OPTIONAL | HEFT_FRAME_FDS, 0, buf);
+    heft_wire_put_wake(buf, 0x01020304);
+    add_flagged("WAKE", HEFT_FRAME_WAKE, HEFT_FRAME_OPTIONAL | HEFT_FRAME_FDS, 0, buf);
 }
 
 static void make_all(void)
@@ -245,6 +247,7 @@ static void version_1_is_read_as_released(void **state)
         struct heft_wire_counts counts;
         struct heft_wire_credit credit;
         struct heft_wire_ring ring;
+        uint32_t serial;
         struct heft_wire_hello hello;
         struct heft_wire_doc doc;
         struct heft_frame frame;
@@ -285,6 +288,9 @@ static void version_1_is_read_as_released(void **state)
             assert_true(frame.flags & HEFT_FRAME_OPTIONAL && frame.flags & HEFT_FRAME_FDS);
             assert_int_equal(heft_wire_get_ring(payload, frame.payload_bytes, &ring), 0);
             assert_true(ring.layout == 1 && ring.cells == 1024);
+        } else if (frame.type == HEFT_FRAME_WAKE) {
+            assert_int_equal(heft_wire_get_wake(payload, frame.payload_bytes, &serial), 0);
+            assert_int_equal(serial, 0x01020304);
         }
         frames++;
     }

@@ -236,6 +236,101 @@ static void without_a_sleeper_nobody_is_rung(void **state)
     assert_int_equal(heft_xfer_release(xfer), 0);
 }
 
+static int has_wake(void *peer)
+{
+    struct heft_peer *other = peer;
+    int has;
+
+    (void)pthread_mutex_lock(&other->lock);
+    has = other->ring.wake >= 0;
+    (void)pthread_mutex_unlock(&other->lock);
+    return has;
+}
+
+static void a_descriptor_is_rung_by_the_writer_itself(void **state)
+{
+    struct heft_counter_options options = HEFT_COUNTER_OPTIONS_INIT;
+    struct pair *pair = *state;
+    struct heft_counter *counter = NULL;
+    struct heft_xfer *xfer = counting_write(pair->client, pair->peer);
+    struct pollfd watched = {-1, POLLIN, 0};
+    int turn;
+
+    options.peer = "client";
+    options.id = COUNTER;
+    options.threshold = 2;
+    assert_int_equal(heft_counter_open(pair->server, &options, &counter, NULL), 0);
+    assert_int_equal(heft_counter_event_fd(counter, &watched.fd, NULL), 0);
+    eventually(has_wake, pair->peer);
+    for (turn = 0; turn < 50; turn++) {
+        assert_int_equal(heft_xfer_post(xfer, NULL), 0);
+        assert_int_equal(poll(&watched, 1, turn < 3 ? 20 : 0), 0); /* below its threshold */
+        assert_int_equal(heft_counter_count(counter), 1);
+        assert_int_equal(heft_xfer_post(xfer, NULL), 0);
+        assert_int_equal(poll(&watched, 1, 0), 1); /* nobody had to wake for that */
+        assert_int_equal(heft_counter_wait(counter, 2, 0, NULL), 0);
+        assert_int_equal(poll(&watched, 1, 0), 0);
+    }
+    assert_int_equal(heft_counter_close(counter, NULL), 0);
+    counter = open_counter(pair->server); /* another one takes its place, at once */
+    assert_int_equal(heft_counter_event_fd(counter, &watched.fd, NULL), 0);
+    assert_int_equal(heft_xfer_post(xfer, NULL), 0);
+    assert_int_equal(poll(&watched, 1, 20000), 1);
+    assert_int_equal(heft_counter_wait(counter, 1, 0, NULL), 0);
+    assert_int_equal(heft_peer_close(pair->peer, NULL), 0);
+    assert_int_equal(poll(&watched, 1, 20000), 1); /* its connection is gone */
+    assert_int_equal(heft_counter_wait(counter, 1, 0, NULL), HEFT_ERR_PEER_LOST);
+    assert_int_equal(heft_counter_close(counter, NULL), 0);
+    assert_int_equal(heft_xfer_release(xfer), 0);
+}
+
+struct poller {
+    struct heft_counter *counter;
+    int fd;
+    uint32_t want, lost;
+};
+
+static void *poll_for_it(void *context)
+{
+    struct poller *poller = context;
+    uint32_t got = 0;
+
+    while (got < poller->want) {
+        struct pollfd watched = {poller->fd, POLLIN, 0};
+
+        poller->lost += poll(&watched, 1, 10000) != 1;
+        while (heft_counter_wait(poller->counter, 1, 0, NULL) == 0)
+            got++;
+        if (poller->lost)
+            break;
+    }
+    return NULL;
+}
+
+static void no_ring_for_a_descriptor_is_lost(void **state)
+{
+    struct pair *pair = *state;
+    struct heft_counter *counter = open_counter(pair->server);
+    struct heft_xfer *xfer = counting_write(pair->client, pair->peer);
+    struct poller poller = {.counter = counter, .want = 3000};
+    pthread_t thread;
+    uint32_t index;
+
+    assert_int_equal(heft_counter_event_fd(counter, &poller.fd, NULL), 0);
+    assert_int_equal(pthread_create(&thread, NULL, poll_for_it, &poller), 0);
+    for (index = 0; index < poller.want; index++) {
+        if (random_below(8) == 0)
+            (void)usleep(random_below(60));
+        assert_int_equal(heft_xfer_post(xfer, NULL), 0);
+        assert_int_equal(heft_xfer_wait(xfer, 20000), 0);
+    }
+    assert_int_equal(pthread_join(thread, NULL), 0);
+    assert_int_equal(poller.lost, 0);
+    assert_int_equal(heft_counter_count(counter), 0);
+    assert_int_equal(heft_counter_close(counter, NULL), 0);
+    assert_int_equal(heft_xfer_release(xfer), 0);
+}
+
 static void more_counts_than_the_ring_holds_all_arrive(void **state)
 {
     struct pair *pair = *state;
@@ -556,6 +651,8 @@ int main(int argc, char **argv)
         cmocka_unit_test(what_is_no_ring_is_refused_and_its_descriptors_closed),
         cmocka_unit_test(a_scribbled_ring_never_makes_either_side_leave_it),
         PAIR(without_a_sleeper_nobody_is_rung),
+        PAIR(a_descriptor_is_rung_by_the_writer_itself),
+        PAIR(no_ring_for_a_descriptor_is_lost),
         PAIR(more_counts_than_the_ring_holds_all_arrive),
         cmocka_unit_test(notifications_keep_their_order_by_ring_and_by_frame),
         PAIR(a_peer_that_gave_no_ring_is_told_by_frames),

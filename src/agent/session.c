@@ -727,12 +727,14 @@ void heft_sessions_credit_job(struct heft_job *job, struct heft_worker *worker)
         next = conn->next;
         if (!session)
             continue;
+        heft_conn_enter(conn); /* it may break over any of these */
         broken = heft_inbox_broken(session->inbox, &why);
         if (broken)
             end_session(session, broken, why);
         else
             give_credit(session, 0);
         give_wake(session);
+        heft_conn_leave(conn);
     }
 }
 

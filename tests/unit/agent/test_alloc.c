@@ -19,10 +19,16 @@ void *__wrap_calloc(size_t count, size_t size);
 void *__wrap_realloc(void *data, size_t size);
 char *__wrap_strdup(const char *text);
 
+/* The control workers send heartbeats meanwhile. */
+static const struct heft_worker *ignored[2];
+
 static void count(void)
 {
+    const struct heft_worker *self = heft_worker_self();
+
     mine++;
-    (void)__atomic_add_fetch(&all, 1, __ATOMIC_RELAXED);
+    if (!self || (self != ignored[0] && self != ignored[1]))
+        (void)__atomic_add_fetch(&all, 1, __ATOMIC_RELAXED);
 }
 
 void *__wrap_malloc(size_t size)
@@ -126,6 +132,8 @@ static uint64_t post_many(struct scene *scene, struct heft_xfer_options *options
     assert_int_equal(heft_xfer_create_indexed(scene->pair.client, HEFT_OP_WRITE, scene->list[0], NULL,
                                               scene->list[1], NULL, ITEMS, options, &xfer, NULL),
                      0);
+    ignored[0] = scene->pair.client->control;
+    ignored[1] = scene->pair.server->control;
     for (round = -2; round < ROUNDS; round++) { /* the first two may find something to set up */
         if (round == 0) {
             before = mine;

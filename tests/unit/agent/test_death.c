@@ -216,11 +216,13 @@ static void connecting_to_a_frozen_process_ends_at_its_deadline(void **state)
     struct other server;
     struct served record;
     uint64_t before, took_ms;
+    int status;
 
     (void)state;
     other_start(&server, "serve", "127.0.0.1:0");
     other_read(server.out, &record, sizeof(record));
     (void)kill(server.pid, SIGSTOP);
+    assert_int_equal(waitpid(server.pid, &status, WUNTRACED), server.pid); /* all its threads are */
     options.addresses = record.addresses;
     options.token = record.token;
     options.connect_timeout_ms = 400;

@@ -53,12 +53,13 @@ struct heft_counter {
     uint64_t expected;
     int firing; /* submitted */
     int fire_status;
-    uint32_t running; /* functions: one may expect the next before it returns */
+    uint32_t running; /* functions: one may expect the next, which is called when it has returned */
     struct heft_job job;
 };
 
 /* ---- what wakes ---- */
 
+static void wake(struct heft_counter *counter);
 static void update_pair(struct heft_counter *counter);
 
 static void want_bell(struct heft_counter *counter)
@@ -155,8 +156,10 @@ static void fire(struct heft_job *job, struct heft_worker *worker)
     call(counter, status, context);
     in_function = NULL;
     (void)pthread_mutex_lock(&agent->event_lock);
-    if (!firing.closed)
+    if (!firing.closed) {
         counter->running--;
+        wake(counter); /* what it expected may be there */
+    }
     agent->event_callbacks--;
     (void)pthread_cond_broadcast(&agent->note_cond);
     (void)pthread_mutex_unlock(&agent->event_lock);
@@ -168,7 +171,8 @@ static void wake(struct heft_counter *counter)
     struct heft_agent *agent = counter->agent;
 
     (void)pthread_cond_broadcast(&counter->cond);
-    if (counter->on_count && !counter->firing && (counter->count >= counter->expected || counter->status)) {
+    if (counter->on_count && !counter->firing && !counter->running &&
+        (counter->count >= counter->expected || counter->status)) {
         if (counter->count >= counter->expected) {
             counter->count -= counter->expected;
             counter->fire_status = 0;

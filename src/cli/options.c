@@ -207,8 +207,8 @@ const struct cli_command cli_commands[] = {
     {"bench", "[PEER]", "how fast transfers between processes are, on this host or to another",
      "Without PEER it starts both sides by itself; nothing else has to run. A row is one operation, space, "
      "pattern,\nsize and batch; after it every byte is compared. 'bare' is the same pieces moved by a plain "
-     "loop in one thread\n(memcpy, cross-memory calls, pread and pwrite, one TCP stream over loopback, as "
-     "the "
+     "loop in one thread\n(memcpy, cross-memory calls, pread and pwrite, a TCP stream over loopback), in the "
+     "same run.\n\n"
      "  heft bench                                             a first look\n"
      "  heft bench --sizes 64 --batches 1,1K,64K --pattern scattered --op write\n"
      "  heft bench --space private --require tcp --threads 2   what tcp does on loopback\n"

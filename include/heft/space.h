@@ -78,6 +78,36 @@ void heft_device_memory_free(struct heft_device_memory *memory);
 void heft_device_memory_get_info(const struct heft_device_memory *memory,
                                  struct heft_device_memory_info *info_out);
 
+/*
+ * A range of device addresses that is filled piece by piece: each allocation takes physical memory of its
+ * own, rounded up to page_bytes, at the first gap where it fits, and freeing it gives the memory back. What
+ * is in use from `address` on without a gap (whole_bytes) can be registered as one region, of up to 240
+ * allocations; a peer of this host maps it as one range. Regions must be deregistered before anything in them
+ * is freed. Any thread.
+ */
+struct heft_device_arena;
+
+struct heft_device_arena_info {
+    uint64_t address, reserved_bytes; /* of the whole range */
+    uint64_t committed_bytes;         /* physical memory in use */
+    uint64_t used_bytes;              /* from `address` to the end of the last allocation */
+    uint64_t whole_bytes;             /* from `address` to the first gap */
+    uint64_t page_bytes;
+    int device;
+};
+
+/* reserve_bytes 0: as much as the GPU has. Errors as heft_device_memory_alloc's. */
+int heft_device_arena_create(int device, uint64_t reserve_bytes, struct heft_device_arena **arena_out,
+                             struct heft_error *error);
+/* Frees what is left in it. NULL is allowed. */
+void heft_device_arena_destroy(struct heft_device_arena *arena);
+/* NO_MEMORY: of the GPU, or no gap of addresses is left. */
+int heft_device_arena_alloc(struct heft_device_arena *arena, uint64_t length_bytes, uint64_t *address_out,
+                            struct heft_error *error);
+/* NOT_FOUND: no allocation begins there. */
+int heft_device_arena_free(struct heft_device_arena *arena, uint64_t address, struct heft_error *error);
+void heft_device_arena_get_info(struct heft_device_arena *arena, struct heft_device_arena_info *info_out);
+
 #pragma GCC visibility pop
 #ifdef __cplusplus
 }

@@ -105,11 +105,69 @@ static void empty_memory_is_legal(void)
     heft_device_memory_free(NULL);
 }
 
+/* Pieces come and go; what is left keeps its bytes, a gap is filled again, and the whole is one region. */
+static void an_arena_gives_back_and_fills_its_gaps(void)
+{
+    struct heft_region_options options = HEFT_REGION_OPTIONS_INIT;
+    struct heft_device_arena_info info;
+    struct heft_device_arena *arena;
+    struct heft_region *region;
+    struct heft_agent *agent;
+    uint64_t addresses[5], again = 0, before, during, after, round;
+    uint8_t bytes[3000], got[3000];
+
+    CHECK(!heft_cuda_free_bytes(0, &before, &gpu_error));
+    CHECK(!heft_device_arena_create(0, 64 * MIB, &arena, &gpu_error));
+    for (round = 0; round < 5; round++) {
+        CHECK(!heft_device_arena_alloc(arena, 2 * MIB + 1, &addresses[round], &gpu_error));
+        gpu_pattern(bytes, round, 0, sizeof(bytes));
+        gpu_put(0, addresses[round] + MIB, bytes, sizeof(bytes));
+    }
+    heft_device_arena_get_info(arena, &info);
+    CHECK(info.whole_bytes == info.used_bytes && info.used_bytes == info.committed_bytes);
+    CHECK(addresses[0] == info.address && info.committed_bytes >= 10 * MIB);
+    CHECK(!heft_device_arena_free(arena, addresses[1], &gpu_error));
+    CHECK(!heft_device_arena_free(arena, addresses[3], &gpu_error));
+    CHECK(heft_device_arena_free(arena, addresses[3], &gpu_error) == HEFT_ERR_NOT_FOUND);
+    CHECK(heft_device_arena_free(arena, addresses[2] + 1, &gpu_error) == HEFT_ERR_NOT_FOUND);
+    CHECK(!heft_cuda_free_bytes(0, &during, &gpu_error));
+    CHECK(before - during == info.committed_bytes / 5 * 3);
+    heft_device_arena_get_info(arena, &info);
+    CHECK(info.whole_bytes == addresses[1] - addresses[0] && info.used_bytes > info.committed_bytes);
+    CHECK(!heft_device_arena_alloc(arena, 2 * MIB + 1, &again, &gpu_error) && again == addresses[1]);
+    CHECK(!heft_device_arena_alloc(arena, 20 * MIB, &addresses[3], &gpu_error));
+    CHECK(addresses[3] > addresses[4]); /* it did not fit into the gap */
+    CHECK(heft_device_arena_alloc(arena, 60 * MIB, &again, &gpu_error) == HEFT_ERR_NO_MEMORY);
+    CHECK(heft_device_arena_alloc(arena, 65 * MIB, &again, &gpu_error) == HEFT_ERR_RANGE);
+    CHECK(heft_device_arena_alloc(arena, 0, &again, &gpu_error) == HEFT_ERR_RANGE);
+    heft_device_arena_get_info(arena, &info);
+    CHECK(!heft_agent_open(NULL, &agent, &gpu_error));
+    options.space = HEFT_SPACE_CUDA;
+    options.flags = HEFT_REGION_REMOTE_READ;
+    options.address = (void *)(uintptr_t)info.address;
+    CHECK(!heft_device_arena_alloc(arena, 2 * MIB + 1, &again, &gpu_error)); /* fills it */
+    heft_device_arena_get_info(arena, &info);
+    CHECK(info.whole_bytes == info.used_bytes);
+    options.length_bytes = info.whole_bytes;
+    CHECK(!heft_region_register(agent, &options, &region, &gpu_error));
+    for (round = 0; round < 5; round += 2) {
+        gpu_pattern(bytes, round, 0, sizeof(bytes));
+        gpu_get(0, got, addresses[round] + MIB, sizeof(got));
+        CHECK(memcmp(bytes, got, sizeof(got)) == 0);
+    }
+    CHECK(!heft_region_deregister(region, &gpu_error));
+    CHECK(!heft_agent_close(agent, &gpu_error));
+    heft_device_arena_destroy(arena);
+    CHECK(!heft_cuda_free_bytes(0, &after, &gpu_error));
+    CHECK(after == before);
+}
+
 const struct gpu_case gpu_space_cases[] = {
     {"space: devices by number and uuid", devices_are_found_by_number_and_uuid, 1},
     {"space: pointers are told apart", pointers_are_told_apart, 1},
     {"space: freed memory is back", memory_comes_back_when_it_is_freed, 1},
     {"space: too much memory is refused", more_memory_than_there_is_is_refused_and_nothing_is_lost, 1},
     {"space: empty memory", empty_memory_is_legal, 1},
+    {"space: an arena gives back and fills its gaps", an_arena_gives_back_and_fills_its_gaps, 1},
 };
 const size_t gpu_space_count = sizeof(gpu_space_cases) / sizeof(gpu_space_cases[0]);

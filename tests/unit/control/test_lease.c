@@ -316,6 +316,75 @@ static void a_thousand_names_stay_sorted_through_removals(void **state)
     heft_lease_table_free(table);
 }
 
+struct ended {
+    char names[8][32];
+    size_t count;
+};
+
+static void note_end(void *context, const char *name, uint64_t revision)
+{
+    struct ended *ended = context;
+
+    assert_true(revision > 0);
+    if (ended->count < 8)
+        (void)snprintf(ended->names[ended->count], sizeof(ended->names[0]), "%s", name);
+    ended->count++;
+}
+
+static size_t changed_after(struct heft_lease_table *table, uint64_t revision, const char *prefix)
+{
+    struct heft_lease_query query = {.after_revision = revision, .prefix = prefix};
+    const struct heft_lease *lease = heft_lease_next(table, &query, NULL);
+    size_t count = 0;
+
+    for (; lease; count++)
+        lease = heft_lease_next(table, &query, lease->name);
+    return count;
+}
+
+static void revisions_tell_what_came_changed_and_went(void **state)
+{
+    struct heft_lease_table *table = new_table(NULL);
+    struct heft_generation one = generation_of(1);
+    struct ended ended = {0};
+    uint64_t revision;
+    char name[32];
+    int index;
+
+    (void)state;
+    assert_int_equal(publish(table, "agents/a", 1), 0);
+    assert_int_equal(publish(table, "agents/b", 1), 0);
+    assert_int_equal(publish(table, "replica", 1), 0);
+    revision = heft_lease_revision(table);
+    assert_int_equal(changed_after(table, 0, "agents/"), 2);
+    assert_int_equal(changed_after(table, revision, NULL), 0);
+    assert_int_equal(renew(table, "agents/a", 1, NULL), 0); /* no news */
+    assert_true(heft_lease_revision(table) == revision);
+    assert_int_equal(publish(table, "agents/a", 1), 0);
+    assert_int_equal(changed_after(table, revision, "agents/"), 1);
+    assert_int_equal(heft_lease_withdraw(table, "replica", &one, NULL), 0);
+    pass_ms(9999);
+    assert_int_equal(renew(table, "agents/a", 1, NULL), 0);
+    pass_ms(2);
+    assert_int_equal(heft_lease_reap(table, NULL, NULL), 1);
+    assert_int_equal(heft_lease_ended(table, revision, note_end, &ended), 0);
+    assert_int_equal(ended.count, 2);
+    assert_string_equal(ended.names[0], "replica");
+    assert_string_equal(ended.names[1], "agents/b");
+    /* More ends than are remembered: who stands before them must list anew. */
+    for (index = 0; index < (int)HEFT_LEASE_ENDED_MAX + 1; index++) {
+        (void)snprintf(name, sizeof(name), "n%d", index);
+        assert_int_equal(publish(table, name, 1), 0);
+        assert_int_equal(heft_lease_withdraw(table, name, &one, NULL), 0);
+    }
+    ended.count = 0;
+    assert_int_equal(heft_lease_ended(table, revision, note_end, &ended), HEFT_ERR_NOT_FOUND);
+    assert_int_equal(ended.count, 0);
+    assert_int_equal(heft_lease_ended(table, heft_lease_revision(table) - 1, note_end, &ended), 0);
+    assert_int_equal(ended.count, 1);
+    heft_lease_table_free(table);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -329,6 +398,7 @@ int main(void)
         cmocka_unit_test(restored_records_live_until_their_old_end),
         cmocka_unit_test(a_wall_clock_that_jumps_ends_no_lease),
         cmocka_unit_test(a_thousand_names_stay_sorted_through_removals),
+        cmocka_unit_test(revisions_tell_what_came_changed_and_went),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -7,6 +7,7 @@
 #include "process.h"
 
 #include <signal.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #define TIMEOUT_MS 600 /* peer_timeout_ms of the agents in this process */

@@ -202,9 +202,9 @@ class Rivals:
             out, err = run.communicate()
             err += f" not done after {RIVAL_SECONDS} s"
         rows = [json.loads(line) for line in out.splitlines() if line.startswith("{")]
-        if (run.returncode != 0 or not rows) and name not in self.told:
+        if not rows and name not in self.told:  # NIXL ends in a fault when all is done
             self.told.add(name)
-            print(f"{name} did not run to its end: {' '.join(err.split()[-30:])}", file=sys.stderr)
+            print(f"{name} did not run to its end ({run.returncode}): {' '.join(err.split()[-30:])}", file=sys.stderr)
         return rows
 
 
@@ -236,7 +236,9 @@ def compare(options, rivals, configs, op, with_mooncake):
                 rounds = 9 if moved <= 1 << 22 else 3
                 kept.setdefault((config, mode), []).append(heft(options.build, *config, mode, op, rounds))
         for name in ("nixl", "mooncake") if with_mooncake else ("nixl",):
-            for row in rivals.rows(name, op.upper(), json.dumps(configs)):
+            # NIXL needs seconds for each post of a million
+            some = [config for config in configs if name != "nixl" or config[1] <= 65536]
+            for row in rivals.rows(name, op.upper(), json.dumps(some)):
                 kept.setdefault(((row["size"], row["count"]), name), []).append(row)
     return kept
 

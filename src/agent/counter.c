@@ -13,7 +13,6 @@
 #include <stdlib.h>
 #include <fcntl.h>
 #include <string.h>
-#include <sys/socket.h>
 #include <unistd.h>
 
 /* A function's call, on the stack of its worker. */
@@ -41,7 +40,7 @@ struct heft_counter {
     uint32_t bells; /* reasons to be rung: sleepers, a function, the descriptor */
     int fd, fd_is_set;
     /* A descriptor that the peer rings by itself when the next transfer is the one that makes it readable: a
-     * pair of sockets, `fd` the caller's end. */
+     * pipe, `fd` the caller's end. */
     int fd_in; /* the other end; -1: `fd` is no such thing */
     uint32_t serial;
     int wants;      /* the peer was told to ring */
@@ -60,7 +59,7 @@ struct heft_counter {
 /* ---- what wakes ---- */
 
 static void wake(struct heft_counter *counter);
-static void update_pair(struct heft_counter *counter);
+static void update_pipe(struct heft_counter *counter);
 
 static void want_bell(struct heft_counter *counter)
 {
@@ -85,11 +84,11 @@ static void drain(struct heft_counter *counter)
 }
 
 /* The peer's byte may come a moment after what it tells of was taken: then the next look takes it away. */
-static void clear_pair(struct heft_counter *counter)
+static void clear_pipe(struct heft_counter *counter)
 {
-    char waste;
+    char waste[64];
 
-    while (recv(counter->fd, &waste, 1, MSG_DONTWAIT) > 0)
+    while (read(counter->fd, waste, sizeof(waste)) == (ssize_t)sizeof(waste))
         ;
     counter->fd_is_set = 0;
 }
@@ -118,18 +117,20 @@ static void want_next(struct heft_counter *counter)
     }
 }
 
-static void update_pair(struct heft_counter *counter)
+static void update_pipe(struct heft_counter *counter)
 {
     int ready = counter->count >= counter->threshold || counter->status;
+    ssize_t done;
 
     if (counter->taking)
         return;
     if (ready && !counter->fd_is_set) {
-        (void)send(counter->fd_in, "", 1, MSG_DONTWAIT | MSG_NOSIGNAL); /* full: it is readable */
+        done = write(counter->fd_in, "", 1);
+        (void)done; /* full: it is readable */
         counter->fd_is_set = 1;
     }
     if (!ready && (counter->fd_is_set || counter->wants))
-        clear_pair(counter);
+        clear_pipe(counter);
     want_next(counter);
 }
 
@@ -185,7 +186,7 @@ static void wake(struct heft_counter *counter)
         heft_pool_submit(agent->pool, &counter->job);
     }
     if (counter->fd_in >= 0)
-        update_pair(counter);
+        update_pipe(counter);
     else
         heft_event_fd_set(counter->fd, &counter->fd_is_set,
                           counter->count >= counter->threshold || counter->status != 0);
@@ -624,28 +625,27 @@ int heft_counter_expect(struct heft_counter *counter, uint64_t transfers, heft_c
     return rc;
 }
 
-/* A pair that the peer can ring; nothing, when it has no ring or rings for another counter. */
-static void open_pair(struct heft_counter *counter)
+/* A pipe that the peer can ring; nothing, when it has no ring or rings for another counter. */
+static void open_pipe(struct heft_counter *counter)
 {
     struct heft_inbox *inbox = counter->inbox;
-    int pair[2], unsent;
+    int ends[2], own;
 
-    if (!inbox || !inbox->ring.shared || inbox->wanted ||
-        socketpair(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0, pair))
+    if (!inbox || !inbox->ring.shared || inbox->wanted || pipe2(ends, O_CLOEXEC | O_NONBLOCK))
         return;
-    unsent = fcntl(pair[1], F_DUPFD_CLOEXEC, 0);
-    if (unsent < 0) {
-        (void)close(pair[0]);
-        (void)close(pair[1]);
+    own = heft_ring_own_pipe(ends[1]); /* the one that is sent is the peer's to play with */
+    if (own < 0) {
+        (void)close(ends[0]);
+        (void)close(ends[1]);
         return;
     }
-    counter->fd = pair[0];
-    counter->fd_in = pair[1];
+    counter->fd = ends[0];
+    counter->fd_in = own;
     counter->serial = ++inbox->wake_serial;
     inbox->wanted = counter;
     if (inbox->wake_unsent >= 0)
         (void)close(inbox->wake_unsent);
-    inbox->wake_unsent = unsent;
+    inbox->wake_unsent = ends[1];
     heft_inbox_ask_control(counter->agent);
 }
 
@@ -655,7 +655,7 @@ int heft_counter_event_fd(struct heft_counter *counter, int *fd_out, struct heft
 
     (void)pthread_mutex_lock(&counter->agent->event_lock);
     if (counter->fd < 0)
-        open_pair(counter);
+        open_pipe(counter);
     is_new = counter->fd < 0;
     rc = heft_event_fd_open(&counter->fd, error);
     if (!rc && is_new)

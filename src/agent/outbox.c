@@ -6,6 +6,7 @@
 
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #define SOCKET_QUEUE_BYTES ((size_t)1 << 20) /* of the connection, above which notifications wait here */
 
@@ -371,13 +372,16 @@ void heft_outbox_wake(struct heft_peer *peer, const struct heft_frame *frame, co
 {
     struct heft_conn_fds *batch = heft_conn_take_fds(&peer->conn, 1);
     uint32_t serial;
+    int own = -1;
 
-    if (batch && !heft_wire_get_wake(payload, frame->payload_bytes, &serial)) {
+    if (batch && !heft_wire_get_wake(payload, frame->payload_bytes, &serial))
+        own = heft_ring_own_pipe(batch->fds[0]);
+    if (own >= 0) {
         (void)pthread_mutex_lock(&peer->lock);
-        if (peer->ring.shared) {
-            heft_ring_set_wake(&peer->ring, serial, batch->fds[0]);
-            batch->count = 0; /* taken over */
-        }
+        if (peer->ring.shared)
+            heft_ring_set_wake(&peer->ring, serial, own);
+        else
+            (void)close(own);
         (void)pthread_mutex_unlock(&peer->lock);
     }
     heft_conn_fds_free(batch);

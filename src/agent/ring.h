@@ -68,7 +68,10 @@ void heft_ring_arm(struct heft_ring *ring);
 /* The reader wants the next COUNT of that counter told to the descriptor with that serial (not 0), or to the
  * bell while the writer does not have it. As with arm it looks once more. 0: no more. */
 void heft_ring_want(struct heft_ring *ring, uint32_t serial, uint32_t counter);
-/* The writer's descriptor for that: taken over. */
+/* A description of the pipe behind `fd` that nobody else has: writing to it never waits, whatever the other
+ * side does to its own, and raises no signal. -1: it is no pipe, or there is no /proc. */
+int heft_ring_own_pipe(int fd);
+/* The writer's descriptor for that, made by heft_ring_own_pipe: taken over. */
 void heft_ring_set_wake(struct heft_ring *ring, uint32_t serial, int wake);
 
 #endif

@@ -111,12 +111,17 @@ struct heft_load_options {
      * names must live until the load has ended. */
     const char *const *order;
     uint64_t order_count;
+    /*
+     * Other places of the same model, separated by spaces: folders and URLs, used at the same time. Their
+     * names, dtypes and shapes must be the model's, and so must bytes all over it, which are compared first.
+     */
+    const char *mirrors;
 };
 #define HEFT_LOAD_OPTIONS_INIT                                                                              \
     {                                                                                                       \
         sizeof(struct heft_load_options), 0, HEFT_MODEL_OPTIONS_INIT, 0, 0, 0, 0, (enum heft_load_split)0,  \
             0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, (enum heft_load_experts)0, 0, 0, 0, 0, 0, 0, 0, 0, \
-            0, 0                                                                                            \
+            0, 0, 0                                                                                         \
     }
 
 struct heft_load_progress {

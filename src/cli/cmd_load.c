@@ -131,6 +131,7 @@ static int part_options(const struct heft_config *config, struct heft_load_optio
     options->pipeline_rank = (uint32_t)heft_config_number(config, "pipeline-rank");
     options->pipeline_ranks = (uint32_t)heft_config_number(config, "pipeline-ranks");
     options->rules = heft_config_text(config, "rules");
+    options->mirrors = heft_config_text(config, "mirror");
     options->host_loads = (uint32_t)heft_config_number(config, "host-loads");
     options->share_folder = heft_config_text(config, "share-folder");
     for (index = 0; index < 4; index++)

@@ -46,6 +46,7 @@ struct heft_source {
     struct heft_error reason;       /* why it is LOST or REFUSED */
     int excluded;                   /* it is there, but the caller asked for other kinds of sources */
     struct heft_manifest *manifest; /* owned by the load */
+    struct heft_opened *opened;     /* of files and objects */
     struct heft_peer *peer;         /* NULL: this agent's own regions */
     const uint64_t *regions;        /* region id of each manifest file */
     uint32_t credits;               /* slots */

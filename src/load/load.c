@@ -403,15 +403,16 @@ static int check_files_unchanged(struct heft_load *load, struct heft_error *erro
 {
     int compared = load->blocks_total > 0 && load->blocks_verified == load->blocks_total;
     uint32_t index;
+    int rc = HEFT_OK;
 
-    for (index = 0; index < load->found->ready; index++) {
+    for (index = 0; index < load->found->ready && !rc; index++) {
         const struct heft_source *source = load->found->sources[index];
 
         if ((source->kind == HEFT_SOURCE_FILES || source->kind == HEFT_SOURCE_SHARE) && source->bytes > 0 &&
             (source->state == HEFT_SOURCE_USED || !compared))
-            return heft_opened_check_unchanged(load->found->opened, error);
+            rc = heft_opened_check_unchanged(source->opened, error);
     }
-    return HEFT_OK;
+    return rc;
 }
 
 static int make_model(struct heft_load *load, struct run *run, struct heft_model **model_out,
@@ -612,9 +613,9 @@ static int copy_options(struct heft_load *load, const struct heft_load_options *
     if ((!o->model || !o->model[0]) && !o->identity)
         return heft_error_set(error, HEFT_ERR_INVALID, "no model is named");
     bytes = string_bytes(o->model) + string_bytes(o->source) + string_bytes(o->require) +
-            string_bytes(o->self) + string_bytes(o->rules) + string_bytes(o->share_folder) +
-            string_bytes(o->model_options.revision) + string_bytes(o->model_options.cache) +
-            o->peer_count * sizeof(*peers);
+            string_bytes(o->self) + string_bytes(o->mirrors) + string_bytes(o->rules) +
+            string_bytes(o->share_folder) + string_bytes(o->model_options.revision) +
+            string_bytes(o->model_options.cache) + o->peer_count * sizeof(*peers);
     for (index = 0; index < o->peer_count; index++)
         bytes += string_bytes(o->peers[index].addresses) + string_bytes(o->peers[index].name);
     load->copies = calloc(1, bytes);
@@ -634,6 +635,7 @@ static int copy_options(struct heft_load *load, const struct heft_load_options *
     o->self = copy_string(&at, o->self);
     o->rules = copy_string(&at, o->rules);
     o->share_folder = copy_string(&at, o->share_folder);
+    o->mirrors = copy_string(&at, o->mirrors);
     o->model_options.revision = copy_string(&at, o->model_options.revision);
     o->model_options.cache = copy_string(&at, o->model_options.cache);
     if (o->require && !o->require[0])

@@ -29,7 +29,7 @@
 #define OBJECT_CREDITS 64u /* as many ranges as the object transport may have in flight */
 #define CONNECT_TIMEOUT_MS 3000u
 #define CONNECT_GRACE_MS 400u
-#define MAX_CANDIDATES (HEFT_PLAN_MAX_SOURCES - 1)
+#define MAX_CANDIDATES (HEFT_PLAN_MAX_SOURCES / 2)
 
 struct candidate {
     struct hunt *hunt;
@@ -137,16 +137,20 @@ static void refuse(struct heft_source *source, const struct heft_error *error)
 
 /* ---- files ---- */
 
-static int register_files(struct heft_found *found, struct heft_agent *agent, struct heft_source *source,
-                          struct heft_error *error)
+static int register_files(struct heft_found *found, struct heft_agent *agent, struct heft_opened *opened,
+                          struct heft_source *source, struct heft_error *error)
 {
-    struct heft_opened *opened = found->opened;
     uint32_t count = opened->manifest->file_count, index;
     uint64_t *regions = calloc(count ? count : 1, sizeof(*regions));
 
-    found->file_regions = calloc(count ? count : 1, sizeof(*found->file_regions));
+    struct heft_region **grown = realloc(found->file_regions, ((size_t)found->file_region_count + count + 1) *
+                                                                  sizeof(struct heft_region *));
+
+    if (grown)
+        found->file_regions = grown;
     source->regions = regions;
-    if (!regions || !found->file_regions)
+    source->opened = opened;
+    if (!regions || !grown)
         return heft_error_set(error, HEFT_ERR_NO_MEMORY, "registering %u files", count);
     for (index = 0; index < count; index++) {
         struct heft_region_options options = HEFT_REGION_OPTIONS_INIT;
@@ -162,11 +166,10 @@ static int register_files(struct heft_found *found, struct heft_agent *agent, st
             options.path = opened->paths[index]; /* for messages: the descriptor decides */
         }
         options.length_bytes = opened->manifest->files[index].size_bytes;
-        rc = heft_region_register(agent, &options, &found->file_regions[index], error);
+        rc = heft_region_register(agent, &options, &found->file_regions[found->file_region_count], error);
         if (rc)
             return heft_error_prefix(error, rc, "%s", opened->paths[index]);
-        found->file_region_count = index + 1;
-        regions[index] = heft_region_id(found->file_regions[index]);
+        regions[index] = heft_region_id(found->file_regions[found->file_region_count++]);
     }
     return HEFT_OK;
 }
@@ -191,7 +194,7 @@ static int find_files(const struct heft_load_options *options, struct found_all 
                        remote ? "object" : "file", found->opened->manifest->file_count == 1 ? "" : "s",
                        remote ? "behind the URL" : "on this machine");
         source->manifest = found->opened->manifest;
-        rc = register_files(found, all->hunt.agent, source, error);
+        rc = register_files(found, all->hunt.agent, found->opened, source, error);
     }
     /* A store is asked for it only when the layout depends on it. */
     if (rc == 0 && (!remote || options->ranks > 1 || heft_load_wants_rules(options)))
@@ -658,6 +661,94 @@ static int find_wanted(const struct heft_load_options *options, struct found_all
     return HEFT_OK;
 }
 
+/* ---- mirrors ---- */
+
+/* The caller says that it holds the same model: its identity is its place's, so all the rest is compared. */
+static int compare_mirror(struct found_all *all, struct heft_source *mirror, uint64_t end_ns,
+                          struct heft_error *error)
+{
+    const struct heft_found *found = &all->found;
+    struct heft_manifest same = *mirror->manifest;
+    int rc;
+
+    same.identity = found->reference->identity;
+    rc = heft_manifest_compare(found->reference, &same, error);
+    if (!rc && found->sources[0]->manifest == found->reference && found->sources[0]->regions)
+        rc = heft_sources_sample(all->hunt.agent, found->sources[0], mirror, end_ns, error);
+    return rc;
+}
+
+static int add_mirror(const struct heft_load_options *options, struct found_all *all,
+                      const struct heft_source_kinds *kinds, const char *model, uint64_t end_ns,
+                      const uint32_t *cancel, struct heft_error *error)
+{
+    struct heft_found *found = &all->found;
+    char *shown = heft_object_shown(model); /* a URL may hold a password */
+    struct heft_source *source = add_source(found, HEFT_SOURCE_FILES, shown ? shown : "mirror");
+    struct heft_model_options model_options = options->model_options;
+    struct heft_opened *opened = NULL, **grown;
+    int rc;
+
+    free(shown);
+    grown = realloc(found->mirrors, ((size_t)found->mirror_count + 1) * sizeof(struct heft_opened *));
+    if (grown)
+        found->mirrors = grown;
+    if (!source || !grown)
+        return heft_error_set(error, HEFT_ERR_NO_MEMORY, "opening a mirror");
+    model_options.revision = NULL; /* the model's own, not its */
+    rc = heft_open_model_within(model, &model_options, end_ns, cancel, &opened, error);
+    if (!rc) {
+        found->mirrors[found->mirror_count++] = opened;
+        source->manifest = opened->manifest;
+        if (opened->urls) {
+            source->kind = HEFT_SOURCE_OBJECTS;
+            source->credits = OBJECT_CREDITS;
+        }
+        (void)snprintf(source->why, sizeof(source->why), "a mirror that the caller named, %u file%s",
+                       opened->manifest->file_count, opened->manifest->file_count == 1 ? "" : "s");
+        rc = register_files(found, all->hunt.agent, opened, source, error);
+    }
+    if (!rc && found->reference)
+        rc = compare_mirror(all, source, end_ns, error);
+    if (rc == HEFT_ERR_CANCELED)
+        return rc;
+    if (rc) {
+        error->code = rc;
+        refuse(source, error);
+        heft_log(HEFT_LOG_WARN, "loading without the mirror %s: %s", source->name, error->text);
+        return HEFT_OK;
+    }
+    if (source->kind == HEFT_SOURCE_OBJECTS ? !kinds->objects : !kinds->files) {
+        source->excluded = 1;
+        heft_error_set(&source->reason, HEFT_ERR_DENIED, "not among the sources asked for");
+        return HEFT_OK;
+    }
+    if (!found->reference) {
+        found->reference = source->manifest;
+        all->wanted = source->manifest->identity;
+    }
+    source->state = HEFT_SOURCE_READY;
+    return HEFT_OK;
+}
+
+static int find_mirrors(const struct heft_load_options *options, struct found_all *all,
+                        const struct heft_source_kinds *kinds, uint64_t end_ns, const uint32_t *cancel,
+                        struct heft_error *error)
+{
+    char *words = options->mirrors ? strdup(options->mirrors) : NULL, *at = words, *word;
+    int rc =
+        options->mirrors && !words ? heft_error_set(error, HEFT_ERR_NO_MEMORY, "opening mirrors") : HEFT_OK;
+
+    while (!rc && at && (word = strsep(&at, " \t\n")) != NULL)
+        if (word[0])
+            rc = all->found.count >= MAX_CANDIDATES / 2
+                     ? heft_error_set(error, HEFT_ERR_TOO_MANY, "more than %u mirrors",
+                                      (unsigned)MAX_CANDIDATES / 2 - 1)
+                     : add_mirror(options, all, kinds, word, end_ns, cancel, error);
+    free(words);
+    return rc;
+}
+
 /* ---- a share ---- */
 
 static int register_share(struct found_all *all, struct heft_source *source, struct heft_error *error)
@@ -700,6 +791,7 @@ static void find_share(const struct heft_load_options *options, struct found_all
     if (!source)
         return;
     source->manifest = storage->manifest;
+    source->opened = storage->opened;
     rc =
         heft_share_open(options->share_folder, storage->manifest, options->host_loads, &found->share, &error);
     if (!rc)
@@ -779,6 +871,8 @@ int heft_sources_find(const struct heft_load_options *options, struct heft_agent
                               : heft_error_set(error, HEFT_ERR_NO_MEMORY, "looking for sources");
     if (!rc)
         rc = find_wanted(options, all, &kinds, end_ns, cancel, error);
+    if (!rc)
+        rc = find_mirrors(options, all, &kinds, end_ns, cancel, error);
     if (!rc && kinds.peers)
         rc = find_peers(options, all, end_ns, cancel, error);
     if (!rc)
@@ -838,6 +932,9 @@ void heft_sources_free(struct heft_found *found)
     free(found->file_regions);
     free(found->config.data);
     heft_opened_free(found->opened);
+    for (index = 0; index < found->mirror_count; index++)
+        heft_opened_free(found->mirrors[index]);
+    free(found->mirrors);
     free(found->sources);
     heft_record_list_free(&all->records);
     free(all->hunt.candidates);

@@ -18,8 +18,10 @@ struct heft_found {
     uint32_t count, ready;
     const struct heft_manifest *reference; /* of the first ready source (files before peers) */
     struct heft_text_blob config;          /* config.json of the model, as far as a source has one */
-    struct heft_opened *opened;            /* the files or objects, NULL: none */
-    struct heft_region **file_regions;
+    struct heft_opened *opened;            /* the model's files or objects, NULL: none */
+    struct heft_opened **mirrors;          /* other places' */
+    uint32_t mirror_count;
+    struct heft_region **file_regions; /* of all of them */
     uint32_t file_region_count;
     struct heft_share *share; /* what loads of this host read once, NULL: nothing */
     struct heft_source *share_source, *share_storage;
@@ -42,6 +44,9 @@ int heft_sources_parse(const char *text, struct heft_source_kinds *kinds_out, st
  */
 int heft_sources_find(const struct heft_load_options *options, struct heft_agent *agent, uint64_t end_ns,
                       const uint32_t *cancel, struct heft_found **found_out, struct heft_error *error);
+/* INCOMPATIBLE when bytes all over the model differ; else why they could not be read. */
+int heft_sources_sample(struct heft_agent *agent, const struct heft_source *left,
+                        const struct heft_source *right, uint64_t end_ns, struct heft_error *error);
 void heft_sources_free(struct heft_found *found);
 
 #endif

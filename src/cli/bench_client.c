@@ -335,6 +335,14 @@ static void add_result(struct worker *worker, uint32_t repeat)
     (void)pthread_mutex_unlock(&worker->client->lock);
 }
 
+/* Waits for the others; 1 in one of them. The chosen one's mark is a negative number, which is no error. */
+static int is_chosen(pthread_barrier_t *together)
+{
+    int rc = pthread_barrier_wait(together);
+
+    return rc == PTHREAD_BARRIER_SERIAL_THREAD;
+}
+
 /* Every thread comes to every barrier, whatever failed: nobody waits for somebody who left. */
 static void *worker_main(void *argument)
 {
@@ -345,15 +353,14 @@ static void *worker_main(void *argument)
     worker->rc = warm_up(worker);
     for (repeat = 0; repeat < client->setup->repeats; repeat++) {
         uint64_t start_ns;
-        int first = pthread_barrier_wait(&client->together) == PTHREAD_BARRIER_SERIAL_THREAD;
 
-        if (first)
+        if (is_chosen(&client->together))
             (void)pthread_barrier_wait(&client->board->start);
         (void)pthread_barrier_wait(&client->together);
         start_ns = heft_now_ns();
         measure(worker);
         add_result(worker, repeat);
-        if (pthread_barrier_wait(&client->together) == PTHREAD_BARRIER_SERIAL_THREAD)
+        if (is_chosen(&client->together))
             client->result->ns[repeat] = heft_now_ns() - start_ns;
     }
     (void)pthread_mutex_lock(&client->lock);

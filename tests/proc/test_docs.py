@@ -55,7 +55,7 @@ def the_tour_of_the_readme_runs():
         model = fleet.path("model") if subprocess.run([os.path.join(f.ROOT, "scripts", "model-dir")], capture_output=True,
                                                       cwd=f.ROOT).returncode else None
         if model:
-            fleet.model(table="small", size="4M", shards_=1)
+            fleet.model(size="64M", shards_=1) # enough for two sources to share
         prelude = (f"cd {fleet.dir}; export PATH={os.path.dirname(f.HEFT)}:{os.path.dirname(f.HEFTD)}:$PATH; "
                    f"MODEL={model or '$(cd ' + f.ROOT + ' && scripts/model-dir)'}; ")
         ran = []

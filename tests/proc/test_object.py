@@ -13,7 +13,7 @@ import fleet as f  # noqa: E402
 import object_servers as o  # noqa: E402
 
 # No outside network, and no settings of the machine that runs the test.
-QUICK = {"HEFT_OBJECT_BACKOFF_MS": "10", "NO_PROXY": "127.0.0.1", "AWS_SHARED_CREDENTIALS_FILE": "/nonexistent",
+QUICK = {"HEFT_OBJECT_BACKOFF_MS": "10", "HEFT_OBJECT_HEDGE_MS": "0", "NO_PROXY": "127.0.0.1", "AWS_SHARED_CREDENTIALS_FILE": "/nonexistent",
          "AWS_CONFIG_FILE": "/nonexistent", "AWS_EC2_METADATA_DISABLED": "true", "NO_GCE_CHECK": "true"}
 for name in list(os.environ):
     if name.startswith(("AWS_", "AZURE_", "GS_", "GOOGLE_", "HF_")) or name.lower().endswith("_proxy"):
@@ -247,6 +247,22 @@ def test_a_trickle_is_a_stall():
         begin = time.monotonic()
         w.good(1, env={"HEFT_OBJECT_SLOW_S": "1"})
         assert time.monotonic() - begin < 20
+
+
+def test_a_connection_that_lags_is_replaced():
+    # 640 KB/s, which is no stall, of one range; the others come at once
+    with World(once(o.Fault(pace=64 << 10), is_second_range)) as w:
+        begin = time.monotonic()
+        w.good(1, env={"HEFT_OBJECT_HEDGE_MS": "500"})
+        assert time.monotonic() - begin < 10
+        first = next(r for r in w.server.requests if is_second_range(r))
+        again = [r for r in w.server.requests if r.last == first.last and r is not first]
+        assert len(again) == 1 and again[0].first > first.first, (first, again)
+    with World(lambda r: o.Fault(pace=1 << 20) if is_second_range(r) else None) as w:
+        # nothing helps: asked again twice at most, and then waited for
+        report = w.load(env={"HEFT_OBJECT_HEDGE_MS": "100"})
+        check_report(report, w.expected)
+        assert w.server.count() <= REQUESTS_OF_FILE + report["layout"]["chunks"] + 2
 
 
 def test_a_server_that_only_trickles_is_given_up():

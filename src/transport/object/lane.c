@@ -14,6 +14,8 @@
 #include <sys/epoll.h>
 
 #define MAX_MOVES 3u
+#define MAX_HEDGES 2u
+#define LAGGING 4u /* times slower than the others */
 /* An attempt that brought so much was worth it; less is what a server that trickles brings as well. */
 #define PROGRESS_BYTES ((uint64_t)256 << 10)
 
@@ -163,9 +165,43 @@ static void end(struct heft_object_flight *flight, int status, const struct heft
     heft_object_flight_end(flight, status, error);
 }
 
+static uint64_t rate_of(const struct heft_object_flight *flight)
+{
+    uint64_t took = heft_now_ns() - flight->begun_ns;
+
+    return took ? (uint64_t)((double)(flight->part.position - flight->begun_at) * (double)HEFT_NS_PER_S /
+                             (double)took)
+                : 0;
+}
+
+/* 1: its connection is much slower than those of other ranges, and it would go on so for a while. */
+static int lags(const struct heft_object_flight *flight)
+{
+    struct heft_transport *transport = flight->lane->transport;
+    uint64_t typical = __atomic_load_n(&transport->typical_rate, __ATOMIC_RELAXED), rate = rate_of(flight);
+    uint64_t left = flight->part.end - flight->part.position;
+
+    return left > 0 && flight->hedges < MAX_HEDGES && rate < typical / LAGGING &&
+           left > rate * transport->limits.hedge_ms / 1000;
+}
+
+/* A pause is over, or a range in flight has been there for a while: one that lags goes on from its last byte
+ * by another connection. */
 static void on_pause_over(struct heft_timer *timer)
 {
-    start((struct heft_object_flight *)(void *)((char *)timer - offsetof(struct heft_object_flight, pause)));
+    struct heft_object_flight *flight =
+        (struct heft_object_flight *)(void *)((char *)timer - offsetof(struct heft_object_flight, pause));
+    uint64_t next_ns = heft_now_ns() + flight->lane->transport->limits.hedge_ms * HEFT_NS_PER_MS;
+
+    if (flight->in_multi && !lags(flight)) {
+        heft_timer_set(flight->lane->worker, &flight->pause, next_ns);
+        return;
+    }
+    if (flight->in_multi) {
+        flight->hedges++;
+        leave_multi(flight);
+    }
+    start(flight);
 }
 
 static void start(struct heft_object_flight *flight)
@@ -202,8 +238,22 @@ static void start(struct heft_object_flight *flight)
         else
             flight->in_multi = 1;
     }
+    flight->begun_ns = heft_now_ns();
     if (rc)
         end(flight, rc, &error);
+    else if (transport->limits.hedge_ms)
+        heft_timer_set(flight->lane->worker, &flight->pause,
+                       flight->begun_ns + transport->limits.hedge_ms * HEFT_NS_PER_MS);
+}
+
+/* What other ranges are compared with: the mean, younger ones counting more. */
+static void note_rate(const struct heft_object_flight *flight)
+{
+    struct heft_transport *transport = flight->lane->transport;
+    uint64_t was = __atomic_load_n(&transport->typical_rate, __ATOMIC_RELAXED), rate = rate_of(flight);
+
+    if (flight->part.position - flight->begun_at >= PROGRESS_BYTES)
+        __atomic_store_n(&transport->typical_rate, was ? was / 4 * 3 + rate / 4 : rate, __ATOMIC_RELAXED);
 }
 
 static void finish(struct heft_object_flight *flight, CURLcode code)
@@ -223,6 +273,7 @@ static void finish(struct heft_object_flight *flight, CURLcode code)
     }
     if (verdict == HEFT_OBJECT_GOOD) {
         HEFT_ASSERT(flight->part.position == flight->part.end);
+        note_rate(flight);
         end(flight, HEFT_OK, NULL);
         return;
     }
@@ -310,7 +361,7 @@ static void begin(struct heft_object_lane *lane, struct heft_object_flight *flig
         flight->next->prev = flight;
     lane->flying = flight;
     flight->pause.fire = on_pause_over;
-    flight->attempt = flight->moves = 0;
+    flight->attempt = flight->moves = flight->hedges = 0;
     if (rc)
         end(flight, rc, (heft_error_set(&error, rc, "no memory for HTTP connections"), &error));
     else

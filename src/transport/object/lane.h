@@ -41,8 +41,10 @@ struct heft_object_flight {
     struct heft_object_exchange exchange;
     int has_handle, in_multi;
     uint32_t attempt, moves; /* retries without progress; regions learned */
+    uint32_t hedges;         /* asked again because it lagged */
     uint64_t begun_at;       /* part.position when the attempt began */
-    struct heft_timer pause; /* before a retry */
+    uint64_t begun_ns;
+    struct heft_timer pause; /* before a retry; in flight: until a look at its rate */
     struct heft_object_flight *prev, *next;
 };
 
@@ -75,6 +77,7 @@ struct heft_transport {
     /* Growth: the rate of the window before, and what this one has so far. */
     uint64_t window_start_ns, window_bytes, last_rate;
     uint32_t window_parts;
+    uint64_t typical_rate;  /* bytes a second of the ranges that arrived; atomic */
     uint64_t calm_until_ns; /* the service asked for less: no growth before */
     uint32_t lane_count;
     struct heft_object_lane *lanes;

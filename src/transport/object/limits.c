@@ -30,6 +30,7 @@ int heft_object_limits_read(struct heft_object_limits *limits_out, struct heft_e
                                         .retries = 5,
                                         .slow_bytes = 16u << 10,
                                         .slow_s = 10,
+                                        .hedge_ms = 2000,
                                         .backoff_ms = 200,
                                         .connect_ms = 10000,
                                         .max_backoff_ms = 10000,
@@ -42,6 +43,8 @@ int heft_object_limits_read(struct heft_object_limits *limits_out, struct heft_e
         rc = read_number("HEFT_OBJECT_SLOW_BYTES", 0, 1u << 30, &limits.slow_bytes, error);
     if (!rc)
         rc = read_number("HEFT_OBJECT_SLOW_S", 1, 3600, &limits.slow_s, error);
+    if (!rc)
+        rc = read_number("HEFT_OBJECT_HEDGE_MS", 0, 60000, &limits.hedge_ms, error);
     if (!rc)
         rc = read_number("HEFT_OBJECT_BACKOFF_MS", 1, 10000, &limits.backoff_ms, error);
     if (!rc)

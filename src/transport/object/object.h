@@ -46,10 +46,11 @@
 /* ---- limits, each with an environment variable (docs/object.md) ---- */
 
 struct heft_object_limits {
-    uint32_t connections;    /* HEFT_OBJECT_CONNECTIONS: at once, 1..256; 64 */
-    uint32_t retries;        /* HEFT_OBJECT_RETRIES: of a range without progress, 0..100; 5 */
-    uint32_t slow_bytes;     /* HEFT_OBJECT_SLOW_BYTES: a second; slower for slow_s is stalled; 16 KiB */
-    uint32_t slow_s;         /* HEFT_OBJECT_SLOW_S; 10 */
+    uint32_t connections; /* HEFT_OBJECT_CONNECTIONS: at once, 1..256; 64 */
+    uint32_t retries;     /* HEFT_OBJECT_RETRIES: of a range without progress, 0..100; 5 */
+    uint32_t slow_bytes;  /* HEFT_OBJECT_SLOW_BYTES: a second; slower for slow_s is stalled; 16 KiB */
+    uint32_t slow_s;      /* HEFT_OBJECT_SLOW_S; 10 */
+    uint32_t hedge_ms; /* HEFT_OBJECT_HEDGE_MS: a range this old that lags is asked again; 0: never; 2,000 */
     uint32_t backoff_ms;     /* HEFT_OBJECT_BACKOFF_MS: first pause before a retry, doubled each time; 200 */
     uint32_t connect_ms;     /* 10,000 */
     uint32_t max_backoff_ms; /* 10,000 */

@@ -21,7 +21,8 @@
 #define HEFT_INBOX_EARLY_MAX 1024u     /* counters of one connection that count and that nobody has opened */
 #define HEFT_INBOX_GONE_MAX 64u        /* ended connections whose counters may still be opened */
 #define HEFT_INBOX_RINGS_LOOKED_AT 16u /* more of them ring */
-#define HEFT_INBOX_SPIN_NS 20000u      /* whoever waits looks that long before it sleeps */
+#define HEFT_INBOX_SPIN_NS \
+    60000u /* whoever waits looks that long before it sleeps: longer than a wake-up takes */
 #define HEFT_INBOX_WINDOW_MAX_BYTES (UINT64_C(1) << 20)
 #define HEFT_INBOX_WINDOW_MIN_BYTES (HEFT_WIRE_NOTIFICATION_MAX_BYTES + HEFT_WIRE_NOTIFICATION_COST_BYTES)
 

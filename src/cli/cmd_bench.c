@@ -375,7 +375,7 @@ static int by_value(const void *left, const void *right)
 
 static void sum_up(struct bench *bench, const struct bench_case *row, struct sum *sum)
 {
-    double rates[BENCH_REPEATS_MAX];
+    double rates[BENCH_REPEATS_MAX] = {0};
     uint32_t repeat, client;
 
     memset(sum, 0, sizeof(*sum));

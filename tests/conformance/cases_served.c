@@ -80,6 +80,14 @@ static int try_move(struct served *served, enum heft_op kind, struct heft_transp
     return status;
 }
 
+/* The far end lets go of its memory once it has sent, which may be after the bytes are here. */
+static void let_go(struct served *served)
+{
+    for (int i = 0; i < 5000 && remote_pins(&served->pair.remote) != 0; i++)
+        (void)poll(NULL, 0, 1);
+    assert_int_equal(remote_pins(&served->pair.remote), 0);
+}
+
 static void refusals_name_their_reason_and_the_stream_goes_on(void **state)
 {
     struct served served;
@@ -104,7 +112,7 @@ static void refusals_name_their_reason_and_the_stream_goes_on(void **state)
     if (!current_setup->no_write)
         assert_int_equal(try_move(&served, HEFT_OP_WRITE, served.far, 0, 100, 1, 0, NULL), HEFT_ERR_DENIED);
     assert_int_equal(try_move(&served, HEFT_OP_READ, served.far, 0, 100, 1, 0, NULL), 0);
-    assert_int_equal(remote_pins(&served.pair.remote), 0);
+    let_go(&served);
     served_close(&served);
 }
 
@@ -512,7 +520,7 @@ static void keys_are_refused_with_their_reason_and_garbage_closes_a_connection_o
         link_close(fd);
     }
     assert_int_equal(try_move(&served, HEFT_OP_READ, served.far, 0, FAR_BYTES, 1, 0, NULL), 0);
-    assert_int_equal(remote_pins(&served.pair.remote), 0);
+    let_go(&served);
     served_close(&served);
 }
 

@@ -196,7 +196,7 @@ def the_plan_says_how():
         model = fleet.model(size="16M")
         code, out, err = fleet.run("plan", model, "--device", "cuda:0")
         assert code == 0 and "by cuda" in out and "staged through pinned memory" in out, (out, err)
-        code, out, err = fleet.run("load", model, "--device", "cuda:0", "--require", "file")
+        code, out, err = fleet.run("load", model, "--device", "cuda:0", "--require", "tcp")
         assert code == 5 and "REQUIRED" in err, err
         return None
 

@@ -262,7 +262,7 @@ def the_completion_works_in_bash():
         assert complete(["heft", "lo"], 1) == ["load"]
         assert complete(["heft", "help", "pl"], 2) == ["plan"]
         assert complete(["heft", "load", "--max"], 2) == ["--max-host-memory"]
-        assert complete(["heft", "plan", "--sha"], 2) == []
+        assert complete(["heft", "plan", "--sha2"], 2) == []
         assert {"local", "tcp", "file"} <= set(complete(["heft", "load", "--require", ""], 3))
         assert complete(["heft", "load", "--source", "p"], 3) == ["peer"]
         assert complete(["heft", "completion", ""], 2) == ["bash"]

@@ -149,15 +149,15 @@ heft_cu_stream cuda_flight_stream(const struct cuda_flight *flight)
 static heft_cu_result make_words(struct cuda_transport *transport)
 {
     void *words = NULL;
+    const size_t bytes = sizeof(transport->flights) / sizeof(transport->flights[0]) * CUDA_WORD_BYTES;
     heft_cu_result result;
 
     if (transport->words || !transport->cu->stream_write)
         return HEFT_CU_SUCCESS;
-    result = transport->cu->host_alloc(
-        &words, sizeof(transport->flights) / sizeof(transport->flights[0]) * CUDA_WORD_BYTES,
-        HEFT_CU_HOST_ALLOC_PORTABLE | HEFT_CU_HOST_ALLOC_MAPPED);
+    result =
+        transport->cu->host_alloc(&words, bytes, HEFT_CU_HOST_ALLOC_PORTABLE | HEFT_CU_HOST_ALLOC_MAPPED);
     if (!result) {
-        memset(words, 0, sizeof(transport->flights) / sizeof(transport->flights[0]) * CUDA_WORD_BYTES);
+        memset(words, 0, bytes);
         transport->words = words;
     }
     return result;

@@ -143,10 +143,10 @@ static int use_web_identity(const struct heft_aws_profile *profile, const struct
 {
     const char *endpoint = heft_object_variable("AWS_ENDPOINT_URL_STS");
     struct role *role = calloc(1, sizeof(*role));
-    int rc = role ? HEFT_OK : heft_error_set(error, HEFT_ERR_NO_MEMORY, "out of memory for credentials");
+    int rc = HEFT_OK;
 
-    if (rc)
-        return rc;
+    if (!role)
+        return heft_error_set(error, HEFT_ERR_NO_MEMORY, "out of memory for credentials");
     if (!endpoint)
         endpoint = heft_object_variable("AWS_ENDPOINT_URL");
     if (!endpoint)

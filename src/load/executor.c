@@ -211,6 +211,16 @@ static int breaks_stream(int status)
     return status == HEFT_ERR_PEER_LOST || status == HEFT_ERR_UNAVAILABLE || status == HEFT_ERR_PROTOCOL;
 }
 
+/* Whether a chunk of the source arrived within the stall limit. */
+static int delivers(const struct heft_executor *executor, const struct heft_source *source)
+{
+    uint64_t limit_ms = executor->options.stall_ms;
+
+    if (source->kind == HEFT_SOURCE_OBJECTS)
+        limit_ms *= HEFT_OBJECT_STALL_FACTOR;
+    return source->last_ns && heft_now_ns() < heft_after_ms(source->last_ns, limit_ms);
+}
+
 /* A transfer failed: which source is to blame, and does it go on? Under the lock. */
 static void blame(struct heft_executor *executor, struct slot *slot, int status, const char *text)
 {
@@ -231,6 +241,8 @@ static void blame(struct heft_executor *executor, struct slot *slot, int status,
         return;
     }
     slot->state = SLOT_IDLE;
+    if (status == HEFT_ERR_STALLED && delivers(executor, lane->source))
+        return; /* it waited behind the source's other chunks, which do arrive */
     heft_executor_lose_source(executor, slot->source, status, text);
 }
 

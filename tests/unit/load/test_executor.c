@@ -32,6 +32,7 @@ struct fake_source {
     int64_t wrong_after;   /* from then on a byte is wrong; -1: never */
     int64_t freezes_after; /* from then on nothing ends but by cancel; -1: never */
     int inside_post;       /* ends before post returns */
+    uint64_t stalls_every; /* each so-manieth transfer ends STALLED; 0: none */
     int broken_streams;    /* so many transfers end PEER_LOST although the peer lives */
     int create_fails;
     int is_far;       /* reaches bounces only, not the destination */
@@ -143,6 +144,8 @@ static void perform(struct heft_xfer *xfer)
         result.status = HEFT_ERR_CANCELED;
     else if (fake->dies_after >= 0 && number >= fake->dies_after)
         result.status = heft_error_set(&result.error, HEFT_ERR_PEER_LOST, "fake %d died", xfer->source);
+    else if (fake->stalls_every && (uint64_t)number % fake->stalls_every == fake->stalls_every - 1)
+        result.status = heft_error_set(&result.error, HEFT_ERR_STALLED, "fake %d stalled", xfer->source);
     else if (number < fake->broken_streams)
         result.status =
             heft_error_set(&result.error, HEFT_ERR_PEER_LOST, "a stream of fake %d broke", xfer->source);
@@ -676,6 +679,30 @@ static void digests_are_made_where_none_are_known(void **state)
     teardown(&world);
 }
 
+static void a_chunk_that_waits_behind_others_that_arrive_does_not_lose_the_source(void **state)
+{
+    struct world world;
+    struct heft_error error = HEFT_ERROR_INIT;
+
+    (void)state;
+    calm();
+    fakes[0].delay_us = 300;
+    fakes[0].stalls_every = 5;
+    setup(&world, 1, 1);
+    assert_int_equal(run(&world, &error), 0);
+    check_bytes(&world);
+    assert_true(world.sources[0].retries > 0);
+    assert_int_equal(world.sources[0].state, HEFT_SOURCE_USED);
+    teardown(&world);
+
+    calm(); /* one that never delivers is stalled, not slow */
+    fakes[0].stalls_every = 1;
+    setup(&world, 1, 1);
+    assert_int_equal(run(&world, &error), HEFT_ERR_SOURCE_LOST);
+    assert_int_equal(world.sources[0].reason.code, HEFT_ERR_STALLED);
+    teardown(&world);
+}
+
 static void random_misfortunes_end_right_or_with_an_error(void **state)
 {
     unsigned round, seed = 12345, source;
@@ -734,6 +761,7 @@ int main(void)
         cmocka_unit_test(either_leg_of_a_bounced_chunk_may_fail),
         cmocka_unit_test(stopping_drains_before_it_reports),
         cmocka_unit_test(digests_are_made_where_none_are_known),
+        cmocka_unit_test(a_chunk_that_waits_behind_others_that_arrive_does_not_lose_the_source),
         cmocka_unit_test(random_misfortunes_end_right_or_with_an_error),
     };
     return cmocka_run_group_tests_name("executor", tests, NULL, NULL);

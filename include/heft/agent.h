@@ -89,10 +89,15 @@ struct heft_agent_options {
      * TLS is refused, and refuses. New connections see files that were replaced. Unix sockets stay plain.
      */
     const char *tls_ca, *tls_cert, *tls_key;
+    /* Shared libraries that bring transports, or folders of them, separated by ':' (transport.h). What can't
+     * be loaded is an error. NULL: $HEFT_PLUGIN_PATH, where what can't be loaded is logged and left out. "":
+     * none. */
+    const char *plugin_path;
 };
-#define HEFT_AGENT_OPTIONS_INIT                                                                            \
-    {                                                                                                      \
-        sizeof(struct heft_agent_options), 0, {{0}}, {{0}}, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0 \
+#define HEFT_AGENT_OPTIONS_INIT                                                                             \
+    {                                                                                                       \
+        sizeof(struct heft_agent_options), 0, {{0}}, {{0}}, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, \
+            0                                                                                               \
     }
 
 int heft_agent_open(const struct heft_agent_options *options, struct heft_agent **agent_out,

@@ -181,6 +181,20 @@ struct heft_transport_ops {
     uint32_t flags; /* enum heft_transport_flags */
 };
 
+/*
+ * Plug-ins: a shared library that defines one such object, named heft_transport_plugin, brings a transport.
+ * An agent loads those on its plugin_path. `abi` and `size` stay where they are in every version: a library
+ * made for another ABI is refused before anything of it is called. It needs nothing but public headers.
+ */
+#define HEFT_TRANSPORT_PLUGIN_SYMBOL "heft_transport_plugin"
+struct heft_transport_plugin {
+    uint32_t abi;  /* HEFT_TRANSPORT_ABI */
+    uint32_t size; /* sizeof(struct heft_transport_plugin) */
+    const struct heft_transport_ops *ops;
+    /* Once a process, before the first use; NULL: nothing to do. A failure's sentence reaches the user. */
+    int (*init)(struct heft_error *error);
+};
+
 /* In-tree transports; the agent fills what one leaves NULL with stubs that refuse. */
 extern const struct heft_transport_ops heft_transport_local;
 extern const struct heft_transport_ops heft_transport_tcp;

@@ -381,7 +381,7 @@ int heft_agent_open(const struct heft_agent_options *given, struct heft_agent **
     rc = start_threads(agent, options.workers, error);
     if (rc)
         goto fail_secure;
-    rc = heft_agent_open_transports(agent, options.transports, error);
+    rc = heft_agent_open_transports(agent, options.transports, options.plugin_path, error);
     if (rc)
         goto fail_threads;
     rc = open_telemetry(agent, options.telemetry, error);

@@ -66,7 +66,8 @@ struct heft_agent_transport {
 };
 
 /* Opens those that the list allows (NULL: all). INVALID: the list names an unknown one. */
-int heft_agent_open_transports(struct heft_agent *agent, const char *list, struct heft_error *error);
+int heft_agent_open_transports(struct heft_agent *agent, const char *list, const char *plugin_path,
+                               struct heft_error *error);
 void heft_agent_close_transports(struct heft_agent *agent);
 /* A copy of `ops` without NULL. */
 void heft_transport_fill(const struct heft_transport_ops *ops, struct heft_transport_ops *full_out);

@@ -6,6 +6,7 @@
 #include "base/error.h"
 #include "base/log.h"
 #include "space/cuda.h"
+#include "transport/plugin.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -143,15 +144,71 @@ static int stages(const struct heft_transport_ops *ops)
            (strcmp(ops->name, "cuda") != 0 || heft_cuda_find(NULL) == HEFT_OK);
 }
 
-int heft_agent_open_transports(struct heft_agent *agent, const char *list, struct heft_error *error)
+/* ---- plug-ins ---- */
+
+struct gathering {
+    struct heft_agent *agent;
+    const struct heft_transport_ops **all;
+    size_t count;
+    int strict, rc;
+    struct heft_error *error;
+};
+
+static void refuse(struct gathering *gathering, const struct heft_error *why)
+{
+    if (!gathering->strict) {
+        heft_log(HEFT_LOG_WARN, "agent %s: left out: %s", gathering->agent->name, why->text);
+        return;
+    }
+    if (gathering->rc)
+        return;
+    gathering->rc = why->code;
+    if (gathering->error)
+        *gathering->error = *why;
+}
+
+static void gather(const char *file, const struct heft_transport_ops *ops, const struct heft_error *why,
+                   void *context)
+{
+    struct gathering *gathering = context;
+    struct heft_error error = *why;
+    size_t index;
+
+    for (index = 0; ops && index < gathering->count; index++) {
+        if (gathering->all[index] == ops)
+            return; /* named twice */
+        if (strcmp(gathering->all[index]->name, ops->name) == 0) {
+            (void)heft_error_set(&error, HEFT_ERR_EXISTS, "plug-in %s: there is a transport '%s' already",
+                                 file, ops->name);
+            ops = NULL;
+        }
+    }
+    if (ops && gathering->count == HEFT_TRANSPORT_MAX) {
+        (void)heft_error_set(&error, HEFT_ERR_TOO_MANY, "plug-in %s: an agent has at most %d transports",
+                             file, HEFT_TRANSPORT_MAX);
+        ops = NULL;
+    }
+    if (ops)
+        gathering->all[gathering->count++] = ops;
+    else
+        refuse(gathering, &error);
+}
+
+int heft_agent_open_transports(struct heft_agent *agent, const char *list, const char *plugin_path,
+                               struct heft_error *error)
 {
     const struct heft_transport_ops *all[HEFT_TRANSPORT_MAX];
+    struct gathering gathering = {.agent = agent, .all = all, .strict = plugin_path != NULL, .error = error};
     size_t count, index, staging = 0;
     int rc = 0;
 
     (void)pthread_mutex_lock(&registry_lock);
-    count = list_all(all);
+    gathering.count = list_all(all);
     (void)pthread_mutex_unlock(&registry_lock);
+    heft_plugins_each(plugin_path ? plugin_path : heft_plugin_path(), gather, &gathering);
+    if (gathering.rc)
+        return gathering.rc;
+    count = gathering.count;
     if (list)
         rc = check_list(list, all, count, error);
     if (rc)

@@ -6,6 +6,7 @@
 #include "base/error.h"
 #include "load/machine_limits.h"
 #include "space/cuda.h"
+#include "transport/plugin.h"
 
 #include <dlfcn.h>
 #include <errno.h>
@@ -178,6 +179,31 @@ static size_t probe_gpus(struct finding *findings)
     return count;
 }
 
+struct plugin_lines {
+    struct finding *findings;
+    size_t count;
+};
+
+static void probe_plugin(const char *file, const struct heft_transport_ops *ops,
+                         const struct heft_error *error, void *context)
+{
+    struct plugin_lines *lines = context;
+
+    if (lines->count == HEFT_PLUGINS_MAX)
+        return;
+    say(&lines->findings[lines->count++], ops ? ops->name : "plug-in", ops != NULL,
+        "mend it, or take it out of HEFT_PLUGIN_PATH", "%.190s", ops ? file : error->text);
+}
+
+/* What HEFT_PLUGIN_PATH names; how many lines. */
+static size_t probe_plugins(struct finding *findings)
+{
+    struct plugin_lines lines = {findings, 0};
+
+    heft_plugins_each(heft_plugin_path(), probe_plugin, &lines);
+    return lines.count;
+}
+
 static void probe_rdma(struct finding *finding)
 {
     int there = access("/sys/class/infiniband", R_OK) == 0;
@@ -244,7 +270,7 @@ int cli_probe(struct cli *cli)
     int measure = (int)heft_config_number(&cli->config, "measure"), measured;
     struct heft_error error = HEFT_ERROR_INIT, second = HEFT_ERROR_INIT;
     struct heft_limits limits;
-    struct finding findings[9 + PROBE_GPUS_MAX];
+    struct finding findings[9 + PROBE_GPUS_MAX + HEFT_PLUGINS_MAX];
     json_t *object = json_object(), *array = json_array();
     size_t count = 0, index;
     int rc = HEFT_OK, forgotten;
@@ -266,6 +292,7 @@ int cli_probe(struct cli *cli)
     probe_library(&findings[count++], "verbs", "libibverbs.so.1", "apt-get install libibverbs1");
     probe_ucx(&findings[count++]);
     count += probe_gpus(&findings[count]);
+    count += probe_plugins(&findings[count]);
     if (measure) {
         rc = heft_limits_measure(path, &limits, &error);
     }

@@ -5,6 +5,7 @@ headers and pkg-config, and run."""
 import os
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 
@@ -104,7 +105,45 @@ def heft_and_heftd_run_from_where_they_are_installed():
         assert done.returncode == 0, done  # libheft-control is found beside libheft
 
 
-TESTS = [the_examples_serve_and_load, the_program_of_the_readme_runs, heft_and_heftd_run_from_where_they_are_installed]
+def a_plug_in_built_out_of_tree_moves_bytes_and_broken_ones_are_refused():
+    if plain_build():
+        return plain_build()
+    with f.Fleet() as fleet:
+        heft = Installed(fleet)
+        folder = os.path.join(fleet.path("plugin"))
+        shutil.copytree(os.path.join(f.ROOT, "examples", "plugin"), folder)
+        plugins = {"wire.so": "", "old.so": "-DWIRE_ABI=7", "broken.so": "-DWIRE_BROKEN"}
+        flags = " ".join(flag for flag in heft.flags() if flag.startswith("-I"))
+        for name, define in plugins.items():  # pkg-config answers for the folder that it is installed into
+            done = subprocess.run(["make", "-s", "-C", folder, f"CFLAGS=-O2 -Wall -Wextra -Werror {define} {flags}"],
+                                  env={**os.environ, "PKG_CONFIG_PATH": heft.pc}, capture_output=True, text=True)
+            assert done.returncode == 0, done
+            os.rename(os.path.join(folder, "wire.so"), os.path.join(folder, "made-" + name))
+        for name in plugins:
+            os.rename(os.path.join(folder, "made-" + name), os.path.join(folder, name))
+        with open(os.path.join(folder, "text.so"), "w") as text:
+            text.write("no library\n")
+        done = subprocess.run([os.environ.get("CC", "cc"), "-shared", "-o", os.path.join(folder, "none.so"), "-x", "c", "/dev/null"],
+                              capture_output=True, text=True)
+        assert done.returncode == 0, done
+        heft.build(os.path.join(f.ROOT, "examples", "plugin", "use.c"), fleet.path("use"))
+        for size in ("3000001", "1"):
+            done = heft.run(fleet.path("use"), os.path.join(folder, "wire.so"), size)
+            assert done.returncode == 0 and done.stdout == f"{size} bytes by wire: one thread copies\n", done
+        for name, words in (("old.so", "has ABI 7, this library takes 1"), ("broken.so", "there is no wire in this machine"),
+                            ("text.so", "text.so"), ("none.so", "has no symbol heft_transport_plugin"),
+                            ("gone.so", "No such file")):
+            done = heft.run(fleet.path("use"), os.path.join(folder, name))
+            assert done.returncode == 1 and done.stderr.startswith("opening: plug-in ") and words in done.stderr, done
+        # From the environment what can't be loaded is told and left out.
+        env = {**os.environ, "LD_LIBRARY_PATH": heft.libdir, "HEFT_PLUGIN_PATH": folder}
+        done = subprocess.run([os.path.join(heft.prefix, "bin", "heft"), "probe"], env=env, capture_output=True, text=True,
+                              timeout=f.WAIT)
+        assert done.returncode == 0 and re.search(r"^ok   wire +\S+/wire.so$", done.stdout, re.M), done.stdout
+        assert "has ABI 7, this library takes 1" in done.stdout and "there is no wire in this machine" in done.stdout, done.stdout
+
+
+TESTS = [a_plug_in_built_out_of_tree_moves_bytes_and_broken_ones_are_refused, the_examples_serve_and_load, the_program_of_the_readme_runs, heft_and_heftd_run_from_where_they_are_installed]
 
 if __name__ == "__main__":
     f.main(TESTS)

@@ -171,6 +171,8 @@ def empty_models_and_empty_tensors_load_and_are_served():
 
 def a_tensor_over_4_gib_arrives_whole():
     """A hole of 4 GiB and a little, with marks at its ends and around 4 GiB."""
+    if "asan" in f.BUILD:
+        return "the plain build moves it"
     free = int(next(x for x in open("/proc/meminfo") if x.startswith("MemAvailable")).split()[1]) >> 20
     if free < 14:
         return f"{free} GiB of memory are available, 14 are needed"

@@ -326,6 +326,10 @@ static void a_forked_child_is_refused_and_the_parent_goes_on(void **state)
     int status = 0;
     pid_t child;
 
+#ifdef __SANITIZE_THREAD__
+    assert_int_equal(heft_xfer_release(xfer), 0);
+    skip(); /* it does not follow threads of a forked process */
+#endif
     run_to_its_end(xfer);
     child = fork();
     assert_true(child >= 0);

@@ -17,7 +17,7 @@
 #include <string.h>
 #include <time.h>
 
-#define BIG_BYTES ((uint64_t)24 << 20)
+#define BIG_BYTES ((uint64_t)EFFORT(24, 12) << 20)
 #define OPS 6
 
 struct flight {

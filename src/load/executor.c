@@ -211,14 +211,19 @@ static int breaks_stream(int status)
     return status == HEFT_ERR_PEER_LOST || status == HEFT_ERR_UNAVAILABLE || status == HEFT_ERR_PROTOCOL;
 }
 
-/* Whether a chunk of the source arrived within the stall limit. */
-static int delivers(const struct heft_executor *executor, const struct heft_source *source)
+/*
+ * The slot's transfer waited for the whole stall limit while other chunks of its source arrived: it stood
+ * behind them. What a transport itself calls stalled ends sooner, and is.
+ */
+static int waited_behind(const struct heft_executor *executor, const struct slot *slot)
 {
-    uint64_t limit_ms = executor->options.stall_ms;
+    const struct heft_source *source = executor->lanes[slot->source].source;
+    uint64_t limit_ms = executor->options.stall_ms, now = heft_now_ns();
 
     if (source->kind == HEFT_SOURCE_OBJECTS)
         limit_ms *= HEFT_OBJECT_STALL_FACTOR;
-    return source->last_ns && heft_now_ns() < heft_after_ms(source->last_ns, limit_ms);
+    return source->last_ns && now < heft_after_ms(source->last_ns, limit_ms) &&
+           now >= heft_after_ms(slot->posted_ns, limit_ms);
 }
 
 /* A transfer failed: which source is to blame, and does it go on? Under the lock. */
@@ -241,8 +246,8 @@ static void blame(struct heft_executor *executor, struct slot *slot, int status,
         return;
     }
     slot->state = SLOT_IDLE;
-    if (status == HEFT_ERR_STALLED && delivers(executor, lane->source))
-        return; /* it waited behind the source's other chunks, which do arrive */
+    if (status == HEFT_ERR_STALLED && waited_behind(executor, slot))
+        return;
     heft_executor_lose_source(executor, slot->source, status, text);
 }
 

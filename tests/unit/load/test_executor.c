@@ -24,6 +24,7 @@
 
 #define SOURCES 3
 #define TENSORS 24
+#define STALL_MS 300u
 #define TENSOR_BYTES ((uint64_t)900001) /* several blocks and a tail */
 
 struct fake_source {
@@ -33,6 +34,7 @@ struct fake_source {
     int64_t freezes_after; /* from then on nothing ends but by cancel; -1: never */
     int inside_post;       /* ends before post returns */
     uint64_t stalls_every; /* each so-manieth transfer ends STALLED; 0: none */
+    int stalls_late;       /* after the stall limit, not at once */
     int broken_streams;    /* so many transfers end PEER_LOST although the peer lives */
     int create_fails;
     int is_far;       /* reaches bounces only, not the destination */
@@ -125,6 +127,13 @@ static uint64_t copy_runs(struct heft_xfer *xfer, int wrong)
     return total;
 }
 
+static int stall(const struct fake_source *fake, struct heft_error *error)
+{
+    if (fake->stalls_late)
+        (void)usleep(STALL_MS * 1000 + 10000);
+    return heft_error_set(error, HEFT_ERR_STALLED, "a fake stalled");
+}
+
 static void perform(struct heft_xfer *xfer)
 {
     struct fake_source *fake = &fakes[xfer->source];
@@ -145,7 +154,7 @@ static void perform(struct heft_xfer *xfer)
     else if (fake->dies_after >= 0 && number >= fake->dies_after)
         result.status = heft_error_set(&result.error, HEFT_ERR_PEER_LOST, "fake %d died", xfer->source);
     else if (fake->stalls_every && (uint64_t)number % fake->stalls_every == fake->stalls_every - 1)
-        result.status = heft_error_set(&result.error, HEFT_ERR_STALLED, "fake %d stalled", xfer->source);
+        result.status = stall(fake, &result.error);
     else if (number < fake->broken_streams)
         result.status =
             heft_error_set(&result.error, HEFT_ERR_PEER_LOST, "a stream of fake %d broke", xfer->source);
@@ -299,7 +308,7 @@ static struct heft_manifest *make_manifest(void)
 static void setup(struct world *world, uint32_t sources, int with_expected)
 {
     const struct heft_manifest *manifests[SOURCES];
-    struct heft_executor_options options = {.stall_ms = 60000, .verify = 1};
+    struct heft_executor_options options = {.stall_ms = fakes[0].stalls_late ? STALL_MS : 60000, .verify = 1};
     uint64_t index;
 
     *world = (struct world){0};
@@ -686,8 +695,9 @@ static void a_chunk_that_waits_behind_others_that_arrive_does_not_lose_the_sourc
 
     (void)state;
     calm();
-    fakes[0].delay_us = 300;
-    fakes[0].stalls_every = 5;
+    fakes[0].delay_us = 30000;
+    fakes[0].stalls_every = 60; /* once, while others go on arriving */
+    fakes[0].stalls_late = 1;
     setup(&world, 1, 1);
     assert_int_equal(run(&world, &error), 0);
     check_bytes(&world);
@@ -697,6 +707,14 @@ static void a_chunk_that_waits_behind_others_that_arrive_does_not_lose_the_sourc
 
     calm(); /* one that never delivers is stalled, not slow */
     fakes[0].stalls_every = 1;
+    fakes[0].stalls_late = 1;
+    setup(&world, 1, 1);
+    assert_int_equal(run(&world, &error), HEFT_ERR_SOURCE_LOST);
+    assert_int_equal(world.sources[0].reason.code, HEFT_ERR_STALLED);
+    teardown(&world);
+
+    calm(); /* and so is one whose transport says so by itself */
+    fakes[0].stalls_every = 5;
     setup(&world, 1, 1);
     assert_int_equal(run(&world, &error), HEFT_ERR_SOURCE_LOST);
     assert_int_equal(world.sources[0].reason.code, HEFT_ERR_STALLED);

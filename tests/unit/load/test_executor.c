@@ -695,8 +695,8 @@ static void a_chunk_that_waits_behind_others_that_arrive_does_not_lose_the_sourc
 
     (void)state;
     calm();
-    fakes[0].delay_us = 30000;
-    fakes[0].stalls_every = 60; /* once, while others go on arriving */
+    fakes[0].delay_us = 80000;
+    fakes[0].stalls_every = 13; /* once, while others go on arriving */
     fakes[0].stalls_late = 1;
     setup(&world, 1, 1);
     assert_int_equal(run(&world, &error), 0);

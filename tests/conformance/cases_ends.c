@@ -17,7 +17,7 @@
 #include <string.h>
 #include <time.h>
 
-#define BIG_BYTES ((uint64_t)EFFORT(24, 12) << 20)
+#define BIG_BYTES ((uint64_t)EFFORT(24, 8) << 20)
 #define OPS 6
 #define MOST_ROUNDS 20 /* on a busy machine all may be over before they are canceled */
 

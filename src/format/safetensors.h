@@ -11,6 +11,7 @@
 #include <heft/error.h>
 
 #define HEFT_ST_HEADER_LIMIT_BYTES ((uint64_t)100000000)
+#define HEFT_ST_MAX_RANK 64u /* as in PyTorch; the reference takes any */
 
 struct heft_st_tensor {
     const char *name; /* NUL-terminated; may hold NULs: name_bytes counts */
@@ -19,7 +20,8 @@ struct heft_st_tensor {
     const char *dtype;
     uint32_t dtype_bits; /* 0: unknown (lenient only) */
     uint32_t header_at;  /* where the name stands in the header; the writer ignores it */
-    const uint64_t *shape;
+    const uint64_t
+        *shape;          /* of more than HEFT_ST_MAX_RANK dimensions the reader keeps those that are not 1 */
     uint64_t begin, end; /* relative to the data's start */
 };
 
@@ -61,8 +63,8 @@ int heft_st_header_length(const void *prefix, size_t prefix_bytes, uint64_t file
 /*
  * Second step: parses the N header bytes, which the result does not refer to. Linear time. Memory at most 3 x
  * N, the header's own bytes counted, for headers as writers write them; forms that nobody writes but the
- * reference accepts (entries as arrays, tensors of thousands of dimensions, thousands of empty metadata
- * values) take up to 5.5 x N. Errors: 351 to 364, NO_MEMORY; the header is written only on success.
+ * reference accepts (entries as arrays, thousands of empty metadata values) take up to 5.5 x N. Errors: 351
+ * to 364, NO_MEMORY; the header is written only on success.
  */
 int heft_st_parse(const void *header, uint64_t header_bytes, uint64_t file_bytes,
                   const struct heft_st_limits *limits, struct heft_st_header **header_out,

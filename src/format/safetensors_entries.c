@@ -16,7 +16,6 @@
 #define ENTRY_MIN_BYTES 19    /* "":["U8",[],[0,0]], */
 #define PAIR_MIN_BYTES 6      /* "":"", */
 #define SHAPE_CACHE_SLOTS 64u /* a power of two */
-#define SHAPE_CACHE_RANK 8u
 
 enum field { FIELD_DTYPE = 1, FIELD_SHAPE = 2, FIELD_OFFSETS = 4, FIELD_ALL = 7 };
 
@@ -257,48 +256,25 @@ static int keep_shape(struct reader *reader, const uint64_t *dimensions, uint32_
     return HEFT_OK;
 }
 
-/* How many numbers may still follow: one more than the commas. An upper bound; 0 behind the last one. */
-static size_t count_numbers(const struct heft_json_scan *scan)
+/* Leaves out the dimensions of size one: neither the bytes nor their order change. */
+static uint32_t drop_ones(uint64_t *dimensions, uint32_t rank)
 {
-    const uint8_t *at = scan->at;
-    size_t count = 1;
+    uint32_t from, kept = 0;
 
-    for (; at < scan->end && *at != ']' && *at != '"' && *at != '{'; at++)
-        count += *at == ',';
-    return count;
+    for (from = 0; from < rank; from++)
+        if (dimensions[from] != 1)
+            dimensions[kept++] = dimensions[from];
+    return kept;
 }
 
-/* A shape of more than SHAPE_CACHE_RANK dimensions, whose first ones were read already. */
-static int read_long_shape(struct reader *reader, const uint64_t *first, struct heft_st_tensor *tensor)
-{
-    size_t capacity = SHAPE_CACHE_RANK + count_numbers(&reader->scan);
-    uint64_t *dimensions = heft_st_arena_numbers(reader->arena, capacity);
-    size_t rank = SHAPE_CACHE_RANK;
-    int more = 1, rc;
-
-    if (!dimensions)
-        return refuse_memory(reader);
-    memcpy(dimensions, first, SHAPE_CACHE_RANK * sizeof(*first));
-    while (more > 0) {
-        HEFT_ASSERT(rank < capacity);
-        rc = read_number(reader, &dimensions[rank++]);
-        if (rc)
-            return rc;
-        more = heft_json_next(&reader->scan, ']');
-    }
-    if (more < 0)
-        return refuse_json(reader);
-    tensor->shape = dimensions;
-    tensor->rank = (uint32_t)rank;
-    return HEFT_OK;
-}
-
+/* Of more than HEFT_ST_MAX_RANK dimensions those of size one are left out. If that many are left, their
+ * product is past 64 bits or, from a zero on, zero: what follows changes neither. */
 static int read_shape(struct reader *reader, struct heft_st_tensor *tensor)
 {
-    uint64_t dimensions[SHAPE_CACHE_RANK];
+    uint64_t dimensions[HEFT_ST_MAX_RANK], dimension;
     struct heft_json_scan *scan = &reader->scan;
     uint32_t rank = 0;
-    int more, rc;
+    int more, is_long = 0, rc;
 
     if (heft_json_peek(scan) != '[')
         return refuse_field(reader, "shape must be an array");
@@ -307,11 +283,15 @@ static int read_shape(struct reader *reader, struct heft_st_tensor *tensor)
     if (!more)
         scan->at++;
     while (more > 0) {
-        if (rank == SHAPE_CACHE_RANK)
-            return read_long_shape(reader, dimensions, tensor);
-        rc = read_number(reader, &dimensions[rank++]);
+        rc = read_number(reader, &dimension);
         if (rc)
             return rc;
+        if (rank == HEFT_ST_MAX_RANK && !is_long) {
+            rank = drop_ones(dimensions, rank);
+            is_long = 1;
+        }
+        if (rank < HEFT_ST_MAX_RANK && (dimension != 1 || !is_long))
+            dimensions[rank++] = dimension;
         more = heft_json_next(scan, ']');
     }
     if (more < 0)

@@ -4,6 +4,7 @@
 three times the header."""
 import json
 import os
+import statistics
 import subprocess
 import sys
 
@@ -41,7 +42,12 @@ def every_file_of_the_corpus_has_its_verdict():
 
 
 def peak_kib(fleet, path):
-    """Peak resident memory of one `heft inspect`, from the kernel's own count for the child."""
+    """Peak resident memory of `heft inspect`, from the kernel's own count for the child: the median of a few, for how many
+    pages of the libraries are resident differs by hundreds of KiB from one process to the next."""
+    return statistics.median(peak_of_one(fleet, path) for _ in range(7))
+
+
+def peak_of_one(fleet, path):
     script = ("import resource, subprocess, sys; subprocess.run(sys.argv[1:], stdout=subprocess.DEVNULL); "
               "print(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss)")
     done = subprocess.run([sys.executable, "-c", script, f.HEFT, "inspect", path, "--json"], capture_output=True, text=True,

@@ -354,25 +354,58 @@ static void the_last_of_a_repeated_name_counts(void **state)
     refuses("{\"a\":[\"Q8\",[1],[0,1]],\"a\":[\"U8\",[1],[0,1]]}", 1, HEFT_ERR_DTYPE, "\"a\"");
 }
 
-static void long_shapes_are_kept_whole(void **state)
+/* A header with one tensor of `rank` dimensions: all 1 but the `count` last ones. */
+static char *deep_json(int rank, const char *const *tail, int count, uint64_t bytes)
 {
-    enum { RANK = 5000 };
-    char *json = malloc(2 * RANK + 100);
+    size_t capacity = 2 * (size_t)rank + 1000, used;
+    char *json = malloc(capacity);
+    int index;
+
+    assert_non_null(json);
+    used = (size_t)snprintf(json, capacity, "{\"a\":[\"U8\",[");
+    for (index = 0; index < rank; index++)
+        used += (size_t)snprintf(json + used, capacity - used, "%s%s", index ? "," : "",
+                                 index < rank - count ? "1" : tail[index - rank + count]);
+    (void)snprintf(json + used, capacity - used, "],[0,%llu]]}", (unsigned long long)bytes);
+    return json;
+}
+
+static void long_shapes_lose_their_ones(void **state)
+{
+    static const char *const tail[] = {"3", "1", "2"};
+    static const char *zeros[200], *twos[100];
     struct heft_st_header *header;
-    size_t used;
+    char *json = deep_json(64, tail, 3, 6);
     int index;
 
     (void)state;
-    assert_non_null(json);
-    used = (size_t)snprintf(json, 100, "{\"a\":[\"U8\",[0");
-    for (index = 1; index < RANK; index++)
-        used += (size_t)snprintf(json + used, 3, ",%d", index % 10);
-    (void)snprintf(json + used, 50, "],[0,0]],\"b\":[\"U8\",[1],[0,1]]}");
-    header = parse(json, 1);
-    assert_int_equal(header->tensors[0].rank, RANK);
-    for (index = 0; index < RANK; index++)
-        assert_int_equal(header->tensors[0].shape[index], index % 10);
+    header = parse(json, 6);
+    assert_int_equal(header->tensors[0].rank, 64);
+    assert_int_equal(header->tensors[0].shape[0], 1);
+    assert_int_equal(header->tensors[0].shape[63], 2);
     heft_st_free(header);
+    free(json);
+
+    json = deep_json(5000, tail, 3, 6);
+    header = parse(json, 6);
+    assert_int_equal(header->tensors[0].rank, 2);
+    assert_int_equal(header->tensors[0].shape[0], 3);
+    assert_int_equal(header->tensors[0].shape[1], 2);
+    heft_st_free(header);
+    free(json);
+
+    for (index = 0; index < 200; index++)
+        zeros[index] = index ? "9" : "0";
+    json = deep_json(300, zeros, 200, 0); /* a zero, then 199 nines: no bytes */
+    header = parse(json, 0);
+    assert_int_equal(header->tensors[0].rank, 64);
+    heft_st_free(header);
+    free(json);
+
+    for (index = 0; index < 100; index++)
+        twos[index] = index < 99 ? "2" : "0";
+    json = deep_json(300, twos, 100, 0); /* past 64 bits before the zero stands there */
+    refuses(json, 0, HEFT_ERR_SHAPE_OVERFLOW, "\"a\"");
     free(json);
 }
 
@@ -425,7 +458,7 @@ int main(void)
         cmocka_unit_test(a_header_gives_its_tensors_in_the_order_of_the_data),
         cmocka_unit_test(empty_models_are_models),
         cmocka_unit_test(the_last_of_a_repeated_name_counts),
-        cmocka_unit_test(long_shapes_are_kept_whole),
+        cmocka_unit_test(long_shapes_lose_their_ones),
         cmocka_unit_test(every_dtype_of_the_format_has_its_bits),
         cmocka_unit_test(without_an_error_struct_only_the_code_comes_back),
     };

@@ -40,6 +40,9 @@ struct heft_cuda_device {
     uint64_t total_bytes;
 };
 int heft_cuda_device_info(int device, struct heft_cuda_device *info_out, struct heft_error *error);
+/* A device whose memory other processes can map; UNSUPPORTED when it is none. */
+int heft_cuda_sharing_device(int device, const struct heft_cu **cu_out, struct heft_cuda_device *info_out,
+                             struct heft_error *error);
 /* Free memory: needs the device's context, which the first such call makes. */
 int heft_cuda_free_bytes(int device, uint64_t *bytes_out, struct heft_error *error);
 /* -1: no visible device has it. */

@@ -67,16 +67,10 @@ int heft_device_arena_create(int device, uint64_t reserve_bytes, struct heft_dev
     struct heft_device_arena *arena;
     struct heft_cuda_device info;
     const struct heft_cu *cu;
-    int rc = heft_cuda_load(&cu, error);
+    int rc = heft_cuda_sharing_device(device, &cu, &info, error);
 
-    if (!rc)
-        rc = heft_cuda_device_info(device, &info, error);
     if (rc)
         return rc;
-    if (!info.shares_fds)
-        return heft_error_set(error, HEFT_ERR_UNSUPPORTED,
-                              "GPU %d (%s) has no virtual memory management that descriptors can share",
-                              device, info.name);
     if (!arena_out)
         return heft_error_set(error, HEFT_ERR_INVALID, "heft_device_arena_create: no output");
     arena = calloc(1, sizeof(*arena));

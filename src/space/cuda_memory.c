@@ -105,22 +105,33 @@ static int map_all(const struct heft_cu *cu, struct heft_device_memory *memory, 
                   : HEFT_OK;
 }
 
+int heft_cuda_sharing_device(int device, const struct heft_cu **cu_out, struct heft_cuda_device *info_out,
+                             struct heft_error *error)
+{
+    int rc = heft_cuda_load(cu_out, error);
+
+    if (!rc)
+        rc = heft_cuda_device_info(device, info_out, error);
+    if (rc)
+        return rc;
+    if (!info_out->shares_fds)
+        return heft_error_set(error, HEFT_ERR_UNSUPPORTED,
+                              "GPU %d (%s) has no virtual memory management that descriptors can share; "
+                              "R450 or a newer driver and a GPU that has it are needed",
+                              device, info_out->name);
+    return HEFT_OK;
+}
+
 int heft_device_memory_alloc_pieces(int device, uint64_t length_bytes, uint64_t piece_bytes,
                                     struct heft_device_memory **memory_out, struct heft_error *error)
 {
     struct heft_device_memory *memory;
     struct heft_cuda_device info;
     const struct heft_cu *cu;
-    int rc = heft_cuda_load(&cu, error);
+    int rc = heft_cuda_sharing_device(device, &cu, &info, error);
 
-    if (!rc)
-        rc = heft_cuda_device_info(device, &info, error);
     if (rc)
         return rc;
-    if (!info.shares_fds)
-        return heft_error_set(error, HEFT_ERR_UNSUPPORTED,
-                              "GPU %d (%s) has no virtual memory management that descriptors can share",
-                              device, info.name);
     if (length_bytes > info.total_bytes)
         return heft_error_set(error, HEFT_ERR_NO_MEMORY,
                               "%" PRIu64 " bytes are wanted on GPU %d (%s), which has %" PRIu64, length_bytes,

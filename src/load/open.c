@@ -8,7 +8,7 @@
 #include "base/digest.h"
 #include "base/error.h"
 #include "base/log.h"
-#include "format/gguf.h"
+#include "format/header.h"
 #include "format/manifest_text.h"
 #include "load/open_list.h"
 #include "load/remote_model.h"
@@ -157,44 +157,21 @@ static int fill(struct header_buffer *buffer, int fd, uint64_t from, uint64_t to
     return HEFT_OK;
 }
 
-/* GGUF says nowhere how long its header is: more is read until it ends. */
-static int read_gguf(struct opening *opening, int fd, uint64_t file_bytes, uint64_t have,
-                     struct heft_st_header **header_out, uint64_t *text_bytes_out, struct heft_error *error)
-{
-    struct header_buffer *buffer = &opening->buffer;
-    uint64_t wanted = have;
-    int rc;
-
-    while ((rc = heft_gguf_parse(buffer->data, have, file_bytes, &opening->limits, header_out, &wanted,
-                                 error)) == HEFT_ERR_AGAIN) {
-        rc = fill(buffer, fd, have, wanted, error);
-        if (rc)
-            return rc;
-        have = wanted;
-    }
-    if (!rc)
-        *text_bytes_out = have < 8 + (*header_out)->header_bytes ? have : 8 + (*header_out)->header_bytes;
-    return rc;
-}
-
-/* The header of one file; *text_bytes_out: of the length field and header, at the buffer's start. */
+/* The header of one file; *text_bytes_out: of what stands before the data, at the buffer's start. */
 static int read_header(struct opening *opening, int fd, uint64_t file_bytes,
                        struct heft_st_header **header_out, uint64_t *text_bytes_out, struct heft_error *error)
 {
     struct header_buffer *buffer = &opening->buffer;
-    uint64_t prefix = file_bytes < PREFIX_BYTES ? file_bytes : PREFIX_BYTES, header_bytes = 0;
-    int rc = fill(buffer, fd, 0, prefix, error);
+    uint64_t have = file_bytes < PREFIX_BYTES ? file_bytes : PREFIX_BYTES, wanted = have;
+    int rc = fill(buffer, fd, 0, have, error);
 
-    if (!rc && heft_gguf_is(buffer->data, (size_t)prefix))
-        return read_gguf(opening, fd, file_bytes, prefix, header_out, text_bytes_out, error);
-    if (!rc)
-        rc = heft_st_header_length(buffer->data, (size_t)prefix, file_bytes, &opening->limits, &header_bytes,
-                                   error);
-    if (!rc && 8 + header_bytes > prefix)
-        rc = fill(buffer, fd, prefix, 8 + header_bytes, error);
-    if (!rc)
-        rc = heft_st_parse(buffer->data + 8, header_bytes, file_bytes, &opening->limits, header_out, error);
-    *text_bytes_out = 8 + header_bytes;
+    while (!rc && (rc = heft_header_parse(buffer->data, have, file_bytes, &opening->limits, header_out,
+                                          &wanted, error)) == HEFT_ERR_AGAIN) {
+        rc = fill(buffer, fd, have, wanted, error);
+        have = wanted;
+    }
+    if (!rc) /* the padding before the data may not have been read */
+        *text_bytes_out = have < 8 + (*header_out)->header_bytes ? have : 8 + (*header_out)->header_bytes;
     return rc;
 }
 

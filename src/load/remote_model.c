@@ -12,7 +12,9 @@
 #include "base/digest.h"
 #include "base/error.h"
 #include "base/log.h"
+#include "format/header.h"
 #include "format/manifest_text.h"
+#include "format/modeldir_shards.h"
 #include "load/open_list.h"
 #include "plan/rules.h"
 #include "transport/object/object.h"
@@ -28,7 +30,6 @@
 #define REVISION_HASH_BYTES 16
 
 static const char index_name[] = "model.safetensors.index.json";
-static const char ending[] = ".safetensors";
 
 struct remote {
     struct heft_object_client client;
@@ -103,12 +104,8 @@ char *heft_remote_name(const struct heft_ref *ref)
 static const char *file_of(const char *shown)
 {
     const char *slash = strrchr(shown, '/');
-    size_t size = strlen(shown), ending_bytes = sizeof(ending) - 1;
 
-    if (!slash || size < ending_bytes || strcmp(shown + size - ending_bytes, ending) != 0 ||
-        strlen(slash + 1) <= ending_bytes || slash[-1] == '/')
-        return NULL;
-    return slash + 1;
+    return slash && slash > shown && slash[-1] != '/' && heft_shard_ending(slash + 1) ? slash + 1 : NULL;
 }
 
 /* ---- which files ---- */
@@ -292,19 +289,7 @@ static void note_revision(struct remote *remote, const char *name, const struct 
                  remote->model, name);
 }
 
-/* Where the header ends; more than the fetch holds when it is a long one. */
-static int header_end(const struct remote *remote, const struct heft_object_fetch *fetch, uint64_t *end_out,
-                      struct heft_error *error)
-{
-    uint64_t bytes = 0;
-    int rc = heft_st_header_length(fetch->data.data, fetch->data.size, fetch->object_bytes, &remote->limits,
-                                   &bytes, error);
-
-    *end_out = 8 + bytes;
-    return rc;
-}
-
-/* The rest of the long headers of a batch, all at once, at the versions that the first reads found. */
+/* More of the long headers of a batch, all at once, at the versions that the first reads found. */
 static int fetch_rest(struct remote *remote, struct heft_object_fetch *fetches, const uint64_t *ends,
                       size_t count, struct heft_error *error)
 {
@@ -361,23 +346,44 @@ static int missing(const struct remote *remote, const char *name, const struct h
                           index_name, name);
 }
 
-static int take_header(struct remote *remote, const char *name, uint32_t at, struct heft_object_fetch *fetch,
-                       uint64_t end, struct heft_error *error)
+static int note_file(struct remote *remote, const char *name, uint32_t at,
+                     const struct heft_object_fetch *fetch, struct heft_error *error)
 {
     struct heft_opened *opened = remote->opened;
-    struct heft_st_header *header = NULL;
-    int rc =
-        heft_st_parse(fetch->data.data + 8, end - 8, fetch->object_bytes, &remote->limits, &header, error);
 
-    if (rc)
-        return heft_error_prefix(error, rc, "%s", opened->paths[at]);
-    remote->shards[at] =
-        (struct heft_dir_shard){.name = name, .size_bytes = fetch->object_bytes, .header = header};
+    remote->shards[at].name = name;
+    remote->shards[at].size_bytes = fetch->object_bytes;
     opened->versions[at] = strdup(fetch->found_version);
     if (!opened->versions[at])
         return no_memory(error);
     note_revision(remote, name, fetch);
-    heft_open_warn(opened->paths[at], header);
+    heft_open_warn(opened->paths[at], remote->shards[at].header);
+    return HEFT_OK;
+}
+
+/* Parses the headers of a batch that are not parsed yet. ends[i] past what was fetched: so far one more
+ * reaches. */
+static int parse_headers(struct remote *remote, uint32_t first, uint32_t count,
+                         const struct heft_object_fetch *fetches, uint64_t *ends, int *more_out,
+                         struct heft_error *error)
+{
+    uint32_t index;
+
+    *more_out = 0;
+    for (index = 0; index < count; index++) {
+        const struct heft_object_fetch *fetch = &fetches[index];
+        struct heft_st_header *header = NULL;
+        int rc;
+
+        if (remote->shards[first + index].header)
+            continue;
+        rc = heft_header_parse(fetch->data.data, fetch->data.size, fetch->object_bytes, &remote->limits,
+                               &header, &ends[index], error);
+        if (rc && rc != HEFT_ERR_AGAIN)
+            return heft_error_prefix(error, rc, "%s", remote->opened->paths[first + index]);
+        remote->shards[first + index].header = header;
+        *more_out |= rc == HEFT_ERR_AGAIN;
+    }
     return HEFT_OK;
 }
 
@@ -427,22 +433,22 @@ static int read_batch(struct remote *remote, const char *const *names, uint32_t 
     struct heft_object_fetch fetches[BATCH] = {0};
     uint64_t ends[BATCH] = {0};
     uint32_t index;
-    int rc = prepare_batch(remote, names, first, count, fetches, error);
+    int more = 1, rc = prepare_batch(remote, names, first, count, fetches, error);
 
     if (rc)
         return rc;
     rc = heft_object_fetch_all(&remote->client, fetches, count, error);
-    for (index = 0; !rc && index < count; index++) {
+    for (index = 0; !rc && index < count; index++)
         if (fetches[index].status)
             rc = missing(remote, names[first + index], &fetches[index], error);
-        else if ((rc = header_end(remote, &fetches[index], &ends[index], error)) != 0)
-            (void)heft_error_prefix(error, rc, "%s", remote->opened->paths[first + index]);
-    }
     remote->opened->file_count = first;
-    if (!rc)
-        rc = fetch_rest(remote, fetches, ends, count, error);
+    while (!rc && more) {
+        rc = parse_headers(remote, first, count, fetches, ends, &more, error);
+        if (!rc && more)
+            rc = fetch_rest(remote, fetches, ends, count, error);
+    }
     for (index = 0; !rc && index < count; index++)
-        rc = take_header(remote, names[first + index], first + index, &fetches[index], ends[index], error);
+        rc = note_file(remote, names[first + index], first + index, &fetches[index], error);
     for (index = 0; index < count; index++)
         heft_buf_free(&fetches[index].data);
     return rc;
@@ -538,6 +544,29 @@ static int find_base(struct remote *remote, const struct heft_ref *ref, struct h
     return single && !remote->single ? no_memory(error) : HEFT_OK;
 }
 
+/* Whatever it returns, remote_close follows. */
+static int remote_open(struct remote *remote, const struct heft_ref *ref, uint64_t end_ns,
+                       const uint32_t *cancel, struct heft_error *error)
+{
+    int rc = heft_object_client_init(&remote->client, error);
+
+    remote->client.end_ns = end_ns;
+    remote->client.cancel = cancel;
+    heft_buf_init(&remote->revision_text, SIZE_MAX);
+    return rc ? rc : find_base(remote, ref, error);
+}
+
+static void remote_close(struct remote *remote)
+{
+    heft_buf_free(&remote->revision_text);
+    heft_listing_free(&remote->listing);
+    heft_s3_page_free(&remote->files);
+    heft_object_client_free(&remote->client);
+    free(remote->base);
+    free(remote->model);
+    free(remote->single);
+}
+
 int heft_open_remote(const struct heft_ref *ref, const struct heft_model_options *options, uint64_t end_ns,
                      const uint32_t *cancel, struct heft_opened **opened_out, struct heft_error *error)
 {
@@ -547,28 +576,17 @@ int heft_open_remote(const struct heft_ref *ref, const struct heft_model_options
 
     if (!error)
         error = &local;
-    rc = heft_object_client_init(&remote.client, error);
-    remote.client.end_ns = end_ns;
-    remote.client.cancel = cancel;
+    rc = remote_open(&remote, ref, end_ns, cancel, error);
     if (options) {
         remote.limits.header_limit_bytes = options->header_limit_bytes;
         remote.limits.flags = options->lenient ? HEFT_ST_UNKNOWN_DTYPES | HEFT_ST_TRAILING_DATA : 0;
         remote.revision = options->revision && options->revision[0] ? options->revision : NULL;
     }
-    heft_buf_init(&remote.revision_text, SIZE_MAX);
-    if (!rc)
-        rc = find_base(&remote, ref, error);
     if (!rc && !remote.single)
         rc = choose_files(&remote, ref, options ? options->ignore_index : 0, error);
     if (!rc)
         rc = open_files(&remote, error);
-    heft_buf_free(&remote.revision_text);
-    heft_listing_free(&remote.listing);
-    heft_s3_page_free(&remote.files);
-    heft_object_client_free(&remote.client);
-    free(remote.base);
-    free(remote.model);
-    free(remote.single);
+    remote_close(&remote);
     if (rc) {
         heft_opened_free(remote.opened);
         return rc;
@@ -589,11 +607,7 @@ int heft_remote_config(const struct heft_ref *ref, uint64_t end_ns, const uint32
         error = &local;
     *text_out = NULL;
     *size_out = 0;
-    rc = heft_object_client_init(&remote.client, error);
-    remote.client.end_ns = end_ns;
-    remote.client.cancel = cancel;
-    if (!rc)
-        rc = find_base(&remote, ref, error);
+    rc = remote_open(&remote, ref, end_ns, cancel, error);
     if (!rc && !remote.single) /* a single file is a model without a folder */
         rc = fetch_whole(&remote, "config.json", HEFT_RULES_MAX_BYTES, &data, error);
     if (rc == HEFT_ERR_NOT_FOUND)
@@ -603,9 +617,6 @@ int heft_remote_config(const struct heft_ref *ref, uint64_t end_ns, const uint32
         *size_out = *text_out ? strlen(*text_out) : 0;
     }
     heft_buf_free(&data);
-    heft_object_client_free(&remote.client);
-    free(remote.base);
-    free(remote.model);
-    free(remote.single);
+    remote_close(&remote);
     return rc;
 }

@@ -425,7 +425,7 @@ void heft_share_place(const struct heft_share *share, uint64_t unit, uint32_t *f
 
 int heft_share_is_present(const struct heft_share *share, uint64_t unit)
 {
-    return __atomic_load_n(&share->present[unit], __ATOMIC_ACQUIRE) != 0;
+    return __atomic_load_n(&share->present[unit], __ATOMIC_SEQ_CST) != 0;
 }
 
 int heft_share_claim(struct heft_share *share, uint64_t unit, struct heft_error *error)
@@ -462,11 +462,13 @@ static void give_back(struct heft_share *share, uint64_t unit)
 
 void heft_share_settle(struct heft_share *share, uint64_t unit, int is_read)
 {
-    /* Nobody may want it any more: another source was faster. */
-    if (is_read && __atomic_load_n(&share->used[unit], __ATOMIC_ACQUIRE) == share->all)
+    /* Nobody may want it any more: another source was faster. Present first, used second, and in
+     * heft_share_use the other way round, all in one order: one of the two sees that it is to be given back.
+     */
+    if (is_read)
+        __atomic_store_n(&share->present[unit], 1, __ATOMIC_SEQ_CST);
+    if (is_read && __atomic_load_n(&share->used[unit], __ATOMIC_SEQ_CST) == share->all)
         give_back(share, unit);
-    else if (is_read)
-        __atomic_store_n(&share->present[unit], 1, __ATOMIC_RELEASE);
     unlock(share->fd, LOCK_UNIT + (off_t)unit);
     heft_share_wake(share);
 }
@@ -474,7 +476,7 @@ void heft_share_settle(struct heft_share *share, uint64_t unit, int is_read)
 void heft_share_use(struct heft_share *share, uint64_t unit)
 {
     uint64_t bit = (uint64_t)1 << share->column;
-    uint64_t used = __atomic_or_fetch(&share->used[unit], bit, __ATOMIC_ACQ_REL);
+    uint64_t used = __atomic_or_fetch(&share->used[unit], bit, __ATOMIC_SEQ_CST);
 
     if (used != share->all || !heft_share_is_present(share, unit) ||
         lock(share->fd, LOCK_UNIT + (off_t)unit, F_WRLCK) != 0)

@@ -176,6 +176,21 @@ class Fault:
             cut, shift, whole, short, pace, etag, add, delay
 
 
+class QuietServer(ThreadingHTTPServer):
+    daemon_threads = True
+    request_queue_size = 256
+
+    def handle_error(self, *_):
+        pass
+
+
+def serve(handler):
+    """A server of loopback with this handler, running on a thread of its own."""
+    http_server = QuietServer(("127.0.0.1", 0), handler)
+    threading.Thread(target=http_server.serve_forever, args=(0.05,), daemon=True).start()
+    return http_server
+
+
 class Scripted:
     """Serves files by name. `script(request)` returns a Fault, or None for the right answer; request.number counts the
     requests of that path with that first byte, from 1. As S3: /bucket?list-type=2 lists the names."""
@@ -197,16 +212,9 @@ class Scripted:
             def log_message(self, *_):
                 pass
 
-        class Server(ThreadingHTTPServer):
-            daemon_threads = True
-            request_queue_size = 256
-
-            def handle_error(self, *_):
-                pass
-        self.http = Server(("127.0.0.1", 0), Handler)
+        self.http = serve(Handler)
         self.port = self.http.server_address[1]
         self.url = f"http://127.0.0.1:{self.port}"
-        threading.Thread(target=self.http.serve_forever, args=(0.05,), daemon=True).start()
 
     def __enter__(self):
         return self

@@ -14,7 +14,7 @@ import threading
 import time
 import urllib.parse
 import xml.sax.saxutils
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 import fleet as f  # noqa: E402
@@ -58,15 +58,8 @@ class Web:
             def log_message(self, *_):
                 pass
 
-        class Server(ThreadingHTTPServer):
-            daemon_threads = True
-            request_queue_size = 256
-
-            def handle_error(self, *_):
-                pass
-        self.http = Server(("127.0.0.1", 0), Handler)
+        self.http = o.serve(Handler)
         self.url = f"http://{host}:{self.http.server_address[1]}"
-        threading.Thread(target=self.http.serve_forever, args=(0.05,), daemon=True).start()
 
     def __enter__(self):
         return self

@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Hostile bytes at every port, and machines that say no: full disks, read-only folders, odd files, small limits. Each gives
 an error of its own, the exit code that heft(1) promises, and leaves nothing behind."""
+import contextlib
 import os
 import random
 import resource
@@ -48,13 +49,18 @@ def hostile_inputs():
 
 
 def send_garbage(address):
-    for data in hostile_inputs():
-        with connect(address) as s:
+    """All at once: a server may take its time to hang up on one that says nothing of sense."""
+    with contextlib.ExitStack() as stack:
+        sockets = []
+        for data in hostile_inputs():
+            s = stack.enter_context(connect(address))
+            sockets.append(s)
             try:
                 s.sendall(data)
                 s.shutdown(socket.SHUT_WR)
             except OSError:
                 pass
+        for s in sockets:
             answered(s)
 
 

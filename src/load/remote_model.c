@@ -330,7 +330,36 @@ static int fetch_rest(struct remote *remote, struct heft_object_fetch *fetches, 
     return rc;
 }
 
-static int missing(const struct remote *remote, const char *name, const struct heft_object_fetch *fetch,
+/* A web server lists nothing: pickle checkpoints are asked for by name, to refuse them as in a folder. */
+static int no_weights(struct remote *remote, const char *name, struct heft_error *error)
+{
+    static const char *const pickles[] = {"pytorch_model.bin", "pytorch_model.bin.index.json"};
+    struct heft_object_fetch fetch = {.bytes = 1};
+    struct heft_dir_entry entry = {.name = pickles[0], .kind = HEFT_ENTRY_FILE};
+    struct heft_dir_choice *choice = NULL;
+    size_t index;
+    int found = 0, rc;
+
+    for (index = 0; !found && index < sizeof(pickles) / sizeof(pickles[0]); index++) {
+        char *url = heft_object_join(remote->base, pickles[index]);
+
+        if (!url)
+            return no_memory(error);
+        fetch.url = url;
+        found = !heft_object_fetch_all(&remote->client, &fetch, 1, NULL) && !fetch.status;
+        heft_buf_free(&fetch.data);
+        free(url);
+    }
+    if (!found)
+        return heft_error_set(error, HEFT_ERR_NOT_FOUND,
+                              "%s: neither %s nor %s is there; name the file itself if it has another name",
+                              remote->model, index_name, name);
+    rc = heft_dir_choose(&entry, 1, NULL, &choice, error);
+    HEFT_ASSERT(rc != HEFT_OK);
+    return heft_error_prefix(error, rc, "%s", remote->model);
+}
+
+static int missing(struct remote *remote, const char *name, const struct heft_object_fetch *fetch,
                    struct heft_error *error)
 {
     if (fetch->status != HEFT_ERR_NOT_FOUND || remote->single) {
@@ -342,8 +371,7 @@ static int missing(const struct remote *remote, const char *name, const struct h
         return heft_error_set(error, HEFT_ERR_SHARD_MISSING,
                               "%s: the index names %s, which is not there: %.200s", remote->model, name,
                               fetch->error.text);
-    return heft_error_set(error, HEFT_ERR_NOT_FOUND, "%s: neither %s nor %s is there", remote->model,
-                          index_name, name);
+    return no_weights(remote, name, error);
 }
 
 static int note_file(struct remote *remote, const char *name, uint32_t at,

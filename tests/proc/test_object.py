@@ -304,6 +304,21 @@ def test_a_shard_that_the_index_names_must_be_there():
                 assert os.path.basename(gone) in report["error"]["text"]
 
 
+def test_what_is_no_model_is_told_with_advice():
+    with fleet() as fl, o.Scripted({"/b/p/pytorch_model.bin": b"PK", "/b/q/pytorch_model.bin.index.json": b"{}",
+                                    "/b/r/other.safetensors": b"x"}) as server:
+        for folder, status, code, words in (("p", 3, "PICKLE", "executes code"), ("q", 3, "PICKLE", "executes code"),
+                                            ("r", 4, "NOT_FOUND", "name the file itself")):
+            error = fl.load(f"{server.url}/b/{folder}", check=status)["error"]
+            assert error["code"] == code and words in error["text"] and folder in error["text"], error
+
+
+def test_a_dead_service_is_reported_while_it_is_asked_again():
+    with fleet() as fl:
+        code, _, err = fl.run("load", f"http://127.0.0.1:{o.free_ports(1)[0]}/m", env={"HEFT_OBJECT_RETRIES": "3"})
+        assert code == 1 and err.count("asked again in") == 2 and "(3 of 3)" in err and "tried 4 times" in err, err
+
+
 def test_2501_keys_take_three_pages():
     with fleet() as fl:
         model = fl.model("model", size="6M", shards_=2)

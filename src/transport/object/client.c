@@ -5,6 +5,7 @@
  */
 #include "base/clock.h"
 #include "base/error.h"
+#include "base/log.h"
 #include "transport/object/object.h"
 
 #include <inttypes.h>
@@ -68,6 +69,7 @@ static void finish(const struct heft_object_limits *limits, struct asking *askin
     struct heft_object_exchange *exchange = &asking->exchange;
     struct heft_error error = HEFT_ERROR_INIT;
     enum heft_object_verdict verdict;
+    uint64_t pause_ns;
     int moved = 0;
 
     asking->flying = 0;
@@ -89,8 +91,11 @@ static void finish(const struct heft_object_limits *limits, struct asking *askin
         *asking->error = error;
         return;
     }
-    asking->again_ns =
-        heft_now_ns() + heft_object_pause_ns(limits, asking->attempt, exchange->reply.retry_after_s);
+    pause_ns = heft_object_pause_ns(limits, asking->attempt, exchange->reply.retry_after_s);
+    if (asking->attempt > 1) /* once is no news */
+        heft_log(HEFT_LOG_WARN, "%s; asked again in %.1f s (%u of %u)", error.text,
+                 (double)pause_ns / HEFT_NS_PER_S, asking->attempt, limits->retries);
+    asking->again_ns = heft_now_ns() + pause_ns;
 }
 
 static void fail(struct asking *asking, int rc)

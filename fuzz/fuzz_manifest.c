@@ -58,7 +58,7 @@ static void check_round_trip(const struct heft_manifest *manifest)
     FUZZ_CHECK(heft_manifest_encode(manifest, &first) == HEFT_OK);
     FUZZ_CHECK(heft_manifest_decode(first.data, first.size, &again, NULL) == HEFT_OK);
     FUZZ_CHECK(heft_manifest_compare(manifest, again, NULL) == HEFT_OK);
-    FUZZ_CHECK(manifest->table_digest == again->table_digest);
+    FUZZ_CHECK(heft_manifest_table_digest(manifest) == heft_manifest_table_digest(again));
     FUZZ_CHECK(heft_manifest_content_digest(manifest) == heft_manifest_content_digest(again));
     FUZZ_CHECK(heft_manifest_encode(again, &second) == HEFT_OK);
     FUZZ_CHECK(first.size == second.size && memcmp(first.data, second.data, first.size) == 0);

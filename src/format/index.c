@@ -14,8 +14,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define USUAL_ENTRY_BYTES 96u /* of a tensor's line: how large the map of names is made at first */
-
 struct entry {
     char *name;
     uint32_t name_bytes;
@@ -24,8 +22,6 @@ struct entry {
 
 struct state {
     struct heft_format_arena arena;
-    struct heft_map names;         /* tensor -> its place in the file */
-    uint64_t *places;              /* from there to its place in the index */
     struct heft_map shard_numbers; /* shard -> its number */
 };
 
@@ -39,6 +35,7 @@ struct reader {
     char **shards; /* in the order of their first tensors */
     uint64_t last_shard;
     int has_map;
+    int unordered; /* names that don't rise: only among them one can stand twice */
     struct heft_error *error;
 };
 
@@ -49,23 +46,45 @@ void heft_index_free(struct heft_shard_index *index)
     if (!index)
         return;
     state = index->arena;
-    heft_map_free(&state->names);
     heft_map_free(&state->shard_numbers);
     heft_format_arena_free(&state->arena);
     free(state);
     free(index);
 }
 
-int heft_index_find(const struct heft_shard_index *index, const char *name, size_t name_bytes,
-                    uint64_t *at_out)
+/* The first tensor of that shard or a later one. */
+static uint64_t first_of(const struct heft_shard_index *index, uint32_t shard)
 {
-    const struct state *state = index->arena;
-    uint64_t place;
+    uint64_t low = 0, high = index->tensor_count;
 
-    if (!heft_map_get(&state->names, name, name_bytes, &place))
-        return 0;
-    *at_out = state->places[place];
-    return 1;
+    while (low < high) {
+        uint64_t middle = low + (high - low) / 2;
+
+        if (index->tensor_shards[middle] < shard)
+            low = middle + 1;
+        else
+            high = middle;
+    }
+    return low;
+}
+
+static int compare_shard(const void *name, const void *shard)
+{
+    return strcmp(name, *(char *const *)shard);
+}
+
+void heft_index_shard(const struct heft_shard_index *index, const char *shard, uint64_t *first_out,
+                      uint64_t *end_out)
+{
+    char *const *found = NULL;
+
+    *first_out = *end_out = 0;
+    if (index->shard_count > 0)
+        found = bsearch(shard, index->shards, index->shard_count, sizeof(*index->shards), compare_shard);
+    if (!found)
+        return;
+    *first_out = first_of(index, (uint32_t)(found - index->shards));
+    *end_out = first_of(index, (uint32_t)(found - index->shards) + 1);
 }
 
 /* ---- refusals ---- */
@@ -142,13 +161,20 @@ static int shard_number(struct reader *reader, const struct heft_json_text *text
     return HEFT_OK;
 }
 
+static int rises(const struct entry *left, const struct entry *right)
+{
+    uint32_t shorter = left->name_bytes < right->name_bytes ? left->name_bytes : right->name_bytes;
+    int order = memcmp(left->name, right->name, shorter);
+
+    return order < 0 || (order == 0 && left->name_bytes < right->name_bytes);
+}
+
 static int add_entry(struct reader *reader, const struct heft_json_text *key,
                      const struct heft_json_text *value)
 {
     struct heft_shard_index *index = reader->index;
-    struct heft_quote quote;
     struct entry *entry;
-    int rc, existed = 0;
+    int rc;
 
     if (index->tensor_count == HEFT_MANIFEST_MAX_TENSORS)
         return heft_error_set(reader->error, HEFT_ERR_TOO_MANY, "the shard index names more than %u tensors",
@@ -165,13 +191,9 @@ static int add_entry(struct reader *reader, const struct heft_json_text *key,
     entry = &reader->entries[index->tensor_count];
     entry->name = copy_text(reader->state, key);
     entry->name_bytes = key->bytes;
-    if (!entry->name || heft_map_put(&reader->state->names, entry->name, entry->name_bytes,
-                                     index->tensor_count, &existed, NULL))
+    if (!entry->name)
         return no_memory(reader);
-    if (existed)
-        return heft_error_set(reader->error, HEFT_ERR_INDEX_JSON,
-                              "the shard index has a duplicate key: tensor %s stands twice",
-                              heft_quote_name(&quote, entry->name, entry->name_bytes));
+    reader->unordered = reader->unordered || (index->tensor_count > 0 && !rises(entry - 1, entry));
     rc = shard_number(reader, value, entry->name, entry->name_bytes, &entry->shard);
     if (!rc)
         index->tensor_count++;
@@ -291,6 +313,35 @@ static int read_document(struct reader *reader)
 
 /* ---- sorting ---- */
 
+static const char *name_of(const void *entries, size_t number, size_t *bytes_out)
+{
+    const struct entry *entry = (const struct entry *)entries + number;
+
+    *bytes_out = entry->name_bytes;
+    return entry->name;
+}
+
+static int refuse_repeated(struct reader *reader)
+{
+    struct heft_quote quote;
+    struct heft_map names;
+    size_t number = 0;
+    uint64_t old = 0;
+    int rc;
+
+    if (!reader->unordered)
+        return HEFT_OK;
+    heft_map_init(&names);
+    rc = heft_map_put_all(&names, (size_t)reader->index->tensor_count, name_of, reader->entries, &number,
+                          &old);
+    heft_map_free(&names);
+    if (rc == HEFT_ERR_EXISTS)
+        return heft_error_set(
+            reader->error, HEFT_ERR_INDEX_JSON, "the shard index has a duplicate key: tensor %s stands twice",
+            heft_quote_name(&quote, reader->entries[number].name, reader->entries[number].name_bytes));
+    return rc ? no_memory(reader) : HEFT_OK;
+}
+
 static int compare_texts(const void *left, const void *right)
 {
     return strcmp(*(char *const *)left, *(char *const *)right);
@@ -343,7 +394,6 @@ static int deal_tensors(struct reader *reader)
         index->tensor_names[place] = entry->name;
         index->tensor_name_bytes[place] = entry->name_bytes;
         index->tensor_shards[place] = entry->shard;
-        reader->state->places[at] = place;
     }
     free(ends);
     return HEFT_OK;
@@ -354,15 +404,16 @@ static int finish(struct reader *reader)
     struct heft_shard_index *index = reader->index;
     struct heft_format_arena *arena = &reader->state->arena;
     uint64_t count = index->tensor_count;
-    int rc = sort_shards(reader);
+    int rc = refuse_repeated(reader);
 
+    if (!rc)
+        rc = sort_shards(reader);
     if (rc)
         return rc;
     index->tensor_names = heft_format_arena_array(arena, count + 1, sizeof(*index->tensor_names));
     index->tensor_name_bytes = heft_format_arena_array(arena, count + 1, sizeof(*index->tensor_name_bytes));
     index->tensor_shards = heft_format_arena_array(arena, count + 1, sizeof(*index->tensor_shards));
-    reader->state->places = heft_format_arena_array(arena, count + 1, sizeof(*reader->state->places));
-    if (!index->tensor_names || !index->tensor_name_bytes || !index->tensor_shards || !reader->state->places)
+    if (!index->tensor_names || !index->tensor_name_bytes || !index->tensor_shards)
         return no_memory(reader);
     return deal_tensors(reader);
 }
@@ -405,11 +456,9 @@ int heft_index_parse(const void *json, size_t size, struct heft_shard_index **in
         return no_memory(&reader);
     }
     reader.index->arena = reader.state;
-    heft_map_init(&reader.state->names);
     heft_map_init(&reader.state->shard_numbers);
     heft_json_init(&reader.scan, json, size);
-    rc = heft_map_reserve(&reader.state->names, size / USUAL_ENTRY_BYTES) ? no_memory(&reader)
-                                                                          : read_document(&reader);
+    rc = read_document(&reader);
     if (!rc)
         rc = finish(&reader);
     free(reader.entries);

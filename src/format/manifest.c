@@ -7,6 +7,7 @@
 #include "format/manifest_internal.h"
 #include "base/digest.h"
 #include "base/error.h"
+#include "base/pages.h"
 #include "format/manifest_text.h"
 #include "format/modeldir.h"
 
@@ -49,7 +50,6 @@ void heft_manifest_free(struct heft_manifest *manifest)
     heft_map_free(&state->dtype_index);
     heft_format_arena_free(&state->arena);
     free(state->dtypes);
-    free(state->name_order);
     free(manifest->tensors);
     free(manifest->files);
     free(state);
@@ -188,6 +188,7 @@ int heft_manifest_reserve(struct heft_manifest *manifest, uint64_t count, struct
     tensors = realloc(manifest->tensors, (size_t)count * sizeof(*tensors));
     if (!tensors)
         return no_memory(error);
+    heft_pages_expect_filled(tensors, (size_t)count * sizeof(*tensors));
     manifest->tensors = tensors;
     state->tensor_capacity = count;
     return HEFT_OK;
@@ -367,29 +368,36 @@ static int sort_places(struct heft_manifest *manifest, struct heft_error *error)
     return HEFT_OK;
 }
 
+static int there_twice(const struct heft_manifest *manifest, uint64_t old, uint64_t index,
+                       struct heft_error *error)
+{
+    const struct heft_manifest_tensor *tensor = &manifest->tensors[index];
+    struct heft_quote quote, old_file, new_file;
+    int blame = heft_manifest_state(manifest)->blame;
+
+    return heft_error_set(error, blame == HEFT_ERR_MANIFEST ? HEFT_ERR_MANIFEST : HEFT_ERR_EXISTS,
+                          "tensor %s is there twice, in %s and in %s",
+                          heft_quote_name(&quote, tensor->name, tensor->name_bytes),
+                          heft_quote_text(&old_file, manifest->files[manifest->tensors[old].file].name),
+                          heft_quote_text(&new_file, manifest->files[tensor->file].name));
+}
+
+static const char *name_of(const void *tensors, size_t number, size_t *bytes_out)
+{
+    const struct heft_manifest_tensor *tensor = (const struct heft_manifest_tensor *)tensors + number;
+
+    *bytes_out = tensor->name_bytes;
+    return tensor->name;
+}
+
 static int index_names(struct heft_manifest *manifest, struct heft_error *error)
 {
-    struct heft_manifest_state *state = heft_manifest_state(manifest);
-    struct heft_quote quote, old_file, new_file;
-    uint64_t index, old = 0;
-    int existed = 0;
+    uint64_t old = 0;
+    size_t index = 0;
+    int rc = heft_map_put_all(&manifest->by_name, (size_t)manifest->tensor_count, name_of, manifest->tensors,
+                              &index, &old);
 
-    if (heft_map_reserve(&manifest->by_name, (size_t)manifest->tensor_count))
-        return no_memory(error);
-    for (index = 0; index < manifest->tensor_count; index++) {
-        const struct heft_manifest_tensor *tensor = &manifest->tensors[index];
-
-        if (heft_map_put(&manifest->by_name, tensor->name, tensor->name_bytes, index, &existed, &old))
-            return no_memory(error);
-        if (existed)
-            return heft_error_set(
-                error, state->blame == HEFT_ERR_MANIFEST ? HEFT_ERR_MANIFEST : HEFT_ERR_EXISTS,
-                "tensor %s is there twice, in %s and in %s",
-                heft_quote_name(&quote, tensor->name, tensor->name_bytes),
-                heft_quote_text(&old_file, manifest->files[manifest->tensors[old].file].name),
-                heft_quote_text(&new_file, manifest->files[tensor->file].name));
-    }
-    return HEFT_OK;
+    return rc == HEFT_ERR_EXISTS ? there_twice(manifest, old, index, error) : rc ? no_memory(error) : HEFT_OK;
 }
 
 static int sum_sizes(struct heft_manifest *manifest, struct heft_error *error)
@@ -424,8 +432,6 @@ int heft_manifest_finish(struct heft_manifest *manifest, struct heft_error *erro
     if (!rc)
         rc = sum_sizes(manifest, error);
     if (!rc)
-        rc = heft_manifest_order_names(manifest, error);
-    if (!rc)
         state->finished = 1;
     return rc;
 }
@@ -456,6 +462,19 @@ uint64_t heft_manifest_find(const struct heft_manifest *manifest, const char *na
     if (!name)
         name = "";
     return heft_map_get(&manifest->by_name, name, name_bytes, &index) ? index : UINT64_MAX;
+}
+
+uint64_t heft_manifest_find_near(const struct heft_manifest *manifest, uint64_t guess, const char *name,
+                                 size_t name_bytes)
+{
+    const struct heft_manifest_tensor *tensor;
+
+    if (guess < manifest->tensor_count) {
+        tensor = &manifest->tensors[guess];
+        if (tensor->name_bytes == name_bytes && memcmp(tensor->name, name, name_bytes) == 0)
+            return guess;
+    }
+    return heft_manifest_find(manifest, name, name_bytes);
 }
 
 int heft_manifest_holds(const struct heft_manifest *manifest, uint64_t first_block, uint64_t count)

@@ -73,16 +73,14 @@ struct heft_manifest {
     uint64_t block_count; /* sum of the tensors' blocks */
     uint64_t *digests;    /* block_count block digests, or NULL: not known */
     uint8_t *held;        /* one bit a block, lowest bit first: which blocks are there; NULL: all */
-    uint64_t
-        table_digest; /* over names, dtypes, shapes and boxes in name order: where bytes lie does not count */
     struct heft_map by_name;
     void *arena; /* owns every string and array that the above point to */
 };
 
 /*
  * Building: begin, add files and tensors (strings and arrays are copied), finish. finish sorts, numbers the
- * blocks, refuses repeated names (EXISTS), sums without overflow, makes by_name and table_digest. On any
- * failure the manifest must still be freed.
+ * blocks, refuses repeated names (EXISTS), sums without overflow, makes by_name. On any failure the manifest
+ * must still be freed.
  */
 struct heft_manifest *heft_manifest_new(void); /* NULL: out of memory */
 void heft_manifest_free(struct heft_manifest *manifest);
@@ -90,6 +88,8 @@ int heft_manifest_set_identity(struct heft_manifest *manifest, const struct heft
                                struct heft_error *error);
 int heft_manifest_add_file(struct heft_manifest *manifest, const char *name, uint64_t size_bytes,
                            uint64_t region, uint32_t *index_out, struct heft_error *error);
+/* Room for `count` tensors in all, for who knows how many will come. */
+int heft_manifest_reserve(struct heft_manifest *manifest, uint64_t count, struct heft_error *error);
 int heft_manifest_add_tensor(struct heft_manifest *manifest, const struct heft_manifest_tensor *tensor,
                              struct heft_error *error);
 int heft_manifest_finish(struct heft_manifest *manifest, struct heft_error *error);
@@ -99,9 +99,17 @@ int heft_manifest_want_held(struct heft_manifest *manifest, struct heft_error *e
 
 /* The tensor's index, or UINT64_MAX. */
 uint64_t heft_manifest_find(const struct heft_manifest *manifest, const char *name, size_t name_bytes);
+/* The same, for who goes through tables of mostly the same order: it looks at index `guess` first. */
+uint64_t heft_manifest_find_near(const struct heft_manifest *manifest, uint64_t guess, const char *name,
+                                 size_t name_bytes);
 /* True when every block of [first, first+count) is held. */
 int heft_manifest_holds(const struct heft_manifest *manifest, uint64_t first_block, uint64_t count);
-/* XXH3-64 over all tensor digests in name order; 0 when digests are not known. */
+/*
+ * Two digests that put the names in order each time they are asked for, of a finished manifest: over names,
+ * dtypes, shapes and boxes, wherever bytes lie; and over all tensor digests, 0 when those are not known.
+ * XXH3-64; 0 out of memory too.
+ */
+uint64_t heft_manifest_table_digest(const struct heft_manifest *manifest);
 uint64_t heft_manifest_content_digest(const struct heft_manifest *manifest);
 
 /* Version 1 bytes: little-endian, length-capped, closed by an XXH3-64 of all before. */

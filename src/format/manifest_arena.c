@@ -1,11 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "format/manifest_arena.h"
+#include "base/pages.h"
 
 #include <stdlib.h>
 #include <string.h>
 
 #define FIRST_BLOCK_BYTES ((size_t)4096)
-#define LAST_BLOCK_BYTES ((size_t)1 << 20)
+#define LAST_BLOCK_BYTES ((size_t)8 << 20) /* large ones come in huge pages: few faults */
+#define ZEROS_BYTES ((size_t)1 << 20)
 #define ALIGN_BYTES ((size_t)16)
 
 struct block {
@@ -35,6 +37,8 @@ static uint8_t *new_block(struct heft_format_arena *arena, size_t size, int zero
     block = zeroed ? calloc(1, sizeof(*block) + size) : malloc(sizeof(*block) + size);
     if (!block)
         return NULL;
+    if (!zeroed)
+        heft_pages_expect_filled(block, sizeof(*block) + size);
     block->next = arena->blocks;
     arena->blocks = block;
     return (uint8_t *)(block + 1);
@@ -79,7 +83,7 @@ void *heft_format_arena_zeros(struct heft_format_arena *arena, uint64_t count, s
 
     if (__builtin_mul_overflow(count, each_bytes, &size))
         return NULL;
-    if (size > LAST_BLOCK_BYTES)
+    if (size > ZEROS_BYTES)
         return new_block(arena, size, 1); /* the system's zero pages cost nothing until they are used */
     at = take(arena, size, ALIGN_BYTES);
     if (at)

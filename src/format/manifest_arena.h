@@ -10,7 +10,7 @@ struct heft_format_arena {
     void *blocks; /* newest first */
     uint8_t *at;
     size_t left;
-    size_t next_bytes; /* size of the next block: doubles up to 1 MiB, so that small tables stay small */
+    size_t next_bytes; /* size of the next block: doubles up to 8 MiB, so that small tables stay small */
 };
 
 /* All-zero is an empty arena. */

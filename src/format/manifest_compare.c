@@ -195,7 +195,7 @@ int heft_manifest_compare(const struct heft_manifest *left, const struct heft_ma
     for (index = 0; index < left->tensor_count; index++) {
         const struct heft_manifest_tensor *tensor = &left->tensors[index];
 
-        other = heft_manifest_find(right, tensor->name, tensor->name_bytes);
+        other = heft_manifest_find_near(right, index, tensor->name, tensor->name_bytes);
         if (other == UINT64_MAX) {
             if (!is_full(&diff))
                 differ(&diff, "tensor %s is not offered",
@@ -209,7 +209,8 @@ int heft_manifest_compare(const struct heft_manifest *left, const struct heft_ma
     for (index = 0; found < right->tensor_count && index < right->tensor_count; index++) {
         const struct heft_manifest_tensor *tensor = &right->tensors[index];
 
-        if (heft_manifest_find(left, tensor->name, tensor->name_bytes) == UINT64_MAX && !is_full(&diff))
+        if (heft_manifest_find_near(left, index, tensor->name, tensor->name_bytes) == UINT64_MAX &&
+            !is_full(&diff))
             differ(&diff, "tensor %s is offered but not wanted",
                    heft_quote_name(&name, tensor->name, tensor->name_bytes));
     }

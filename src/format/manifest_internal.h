@@ -27,7 +27,6 @@ struct heft_manifest_state {
     /* Shapes repeat thousands of times in real models: equal ones share one array. */
     const uint64_t *shapes[HEFT_SHAPE_CACHE];
     uint32_t shape_ranks[HEFT_SHAPE_CACHE];
-    uint32_t *name_order; /* indices of tensors in name order, made by finish */
 };
 
 static inline struct heft_manifest_state *heft_manifest_state(const struct heft_manifest *manifest)
@@ -35,15 +34,11 @@ static inline struct heft_manifest_state *heft_manifest_state(const struct heft_
     return manifest->arena;
 }
 
-/* Room for `count` tensors in all. */
-int heft_manifest_reserve(struct heft_manifest *manifest, uint64_t count, struct heft_error *error);
 /* The interned dtype's index in state->dtypes. Refuses a second width for the same name. */
 int heft_manifest_intern_dtype(struct heft_manifest_state *state, const char *dtype, uint32_t bits,
                                uint32_t *index_out, struct heft_error *error);
 /* Shape, box, size and place of a tensor agree with each other and with its file. */
 int heft_manifest_check_tensor(const struct heft_manifest *manifest,
                                const struct heft_manifest_tensor *tensor, struct heft_error *error);
-/* state->name_order and table_digest, in time linear in the names' bytes. Names must differ. */
-int heft_manifest_order_names(struct heft_manifest *manifest, struct heft_error *error);
 
 #endif

@@ -209,61 +209,66 @@ static uint64_t line_digest(struct heft_buf *line, const struct heft_manifest_te
     return heft_hash64(line->data, line->size, 0);
 }
 
-static int digest_table(struct heft_manifest *manifest)
+/* Indices of tensors in name order (free), in time linear in the names' bytes; NULL out of memory. Names
+ * differ. */
+static uint32_t *order_names(const struct heft_manifest *manifest)
 {
-    const struct heft_manifest_state *state = heft_manifest_state(manifest);
-    struct heft_buf lines, line;
-    uint64_t index;
-    int failed;
-
-    heft_buf_init(&lines, SIZE_MAX);
-    heft_buf_init(&line, SIZE_MAX);
-    for (index = 0; index < manifest->tensor_count; index++)
-        heft_buf_u64(&lines, line_digest(&line, &manifest->tensors[state->name_order[index]]));
-    failed = lines.failed ? lines.failed : line.failed;
-    if (!failed)
-        manifest->table_digest = heft_hash64(lines.data, lines.size, 0);
-    heft_buf_free(&line);
-    heft_buf_free(&lines);
-    return failed;
-}
-
-int heft_manifest_order_names(struct heft_manifest *manifest, struct heft_error *error)
-{
-    struct heft_manifest_state *state = heft_manifest_state(manifest);
     size_t count = (size_t)manifest->tensor_count, index;
     struct name_key *names = malloc((count + 1) * 2 * sizeof(*names));
-    int rc = HEFT_ERR_NO_MEMORY;
+    uint32_t *order = malloc((count + 1) * sizeof(*order));
 
-    state->name_order = malloc((count + 1) * sizeof(*state->name_order));
-    if (!names || !state->name_order)
-        goto done;
+    if (!names || !order)
+        goto fail_memory;
     for (index = 0; index < count; index++) {
         names[index].name = manifest->tensors[index].name;
         names[index].name_bytes = manifest->tensors[index].name_bytes;
         names[index].index = (uint32_t)index;
     }
-    rc = sort_names(names, names + count, count);
-    for (index = 0; !rc && index < count; index++)
-        state->name_order[index] = names[index].index;
-done:
+    if (sort_names(names, names + count, count))
+        goto fail_memory;
+    for (index = 0; index < count; index++)
+        order[index] = names[index].index;
     free(names);
-    if (!rc)
-        rc = digest_table(manifest);
-    return rc ? heft_error_set(error, rc, "out of memory while ordering %zu tensor names", count) : HEFT_OK;
+    return order;
+
+fail_memory:
+    free(names);
+    free(order);
+    return NULL;
+}
+
+uint64_t heft_manifest_table_digest(const struct heft_manifest *manifest)
+{
+    uint32_t *order = heft_manifest_state(manifest)->finished ? order_names(manifest) : NULL;
+    struct heft_buf lines, line;
+    uint64_t index, digest = 0;
+
+    if (!order)
+        return 0;
+    heft_buf_init(&lines, SIZE_MAX);
+    heft_buf_init(&line, SIZE_MAX);
+    for (index = 0; index < manifest->tensor_count; index++)
+        heft_buf_u64(&lines, line_digest(&line, &manifest->tensors[order[index]]));
+    if (!lines.failed && !line.failed)
+        digest = heft_hash64(lines.data, lines.size, 0);
+    heft_buf_free(&line);
+    heft_buf_free(&lines);
+    free(order);
+    return digest;
 }
 
 uint64_t heft_manifest_content_digest(const struct heft_manifest *manifest)
 {
-    const struct heft_manifest_state *state = heft_manifest_state(manifest);
+    uint32_t *order =
+        manifest->digests && heft_manifest_state(manifest)->finished ? order_names(manifest) : NULL;
     uint64_t index, digest = 0;
     struct heft_buf digests;
 
-    if (!manifest->digests || !state->finished)
+    if (!order)
         return 0;
     heft_buf_init(&digests, SIZE_MAX);
     for (index = 0; index < manifest->tensor_count; index++) {
-        const struct heft_manifest_tensor *tensor = &manifest->tensors[state->name_order[index]];
+        const struct heft_manifest_tensor *tensor = &manifest->tensors[order[index]];
 
         heft_buf_u64(&digests,
                      heft_tensor_digest(manifest->digests + tensor->first_block, tensor->size_bytes));
@@ -271,5 +276,6 @@ uint64_t heft_manifest_content_digest(const struct heft_manifest *manifest)
     if (!digests.failed)
         digest = heft_hash64(digests.data, digests.size, 0);
     heft_buf_free(&digests);
+    free(order);
     return digest;
 }

@@ -12,9 +12,13 @@
 #include <stdlib.h>
 #include <string.h>
 
+/* What the index assigns. */
 struct assignment {
     const struct heft_shard_index *index;
-    uint8_t *found; /* one byte a tensor of the index */
+    uint8_t *found;        /* one byte a tensor of the index */
+    uint64_t first, end;   /* the tensors of the shard that is read now */
+    uint64_t next;         /* which of them is probably the next one */
+    struct heft_map names; /* theirs, once one was another */
 };
 
 static int no_memory(struct heft_error *error)
@@ -26,24 +30,71 @@ static int open_assignment(struct assignment *assignment, const struct heft_shar
                            struct heft_error *error)
 {
     *assignment = (struct assignment){.index = index};
+    heft_map_init(&assignment->names);
     if (!index)
         return HEFT_OK;
     assignment->found = calloc((size_t)index->tensor_count + 1, 1);
     return assignment->found ? HEFT_OK : no_memory(error);
 }
 
-/* Whether the index gives this tensor to this shard. */
-static int belongs(struct assignment *assignment, const char *shard, const struct heft_st_tensor *tensor)
+static int is_at(const struct heft_shard_index *index, uint64_t at, const struct heft_st_tensor *tensor)
 {
-    uint64_t at;
+    return index->tensor_name_bytes[at] == tensor->name_bytes &&
+           memcmp(index->tensor_names[at], tensor->name, tensor->name_bytes) == 0;
+}
 
-    if (!assignment->index)
-        return 1;
-    if (!heft_index_find(assignment->index, tensor->name, tensor->name_bytes, &at) ||
-        strcmp(assignment->index->shards[assignment->index->tensor_shards[at]], shard) != 0)
-        return 0;
-    assignment->found[at] = 1;
-    return 1;
+static const char *name_of(const void *context, size_t number, size_t *bytes_out)
+{
+    const struct assignment *assignment = context;
+
+    *bytes_out = assignment->index->tensor_name_bytes[assignment->first + number];
+    return assignment->index->tensor_names[assignment->first + number];
+}
+
+static int map_names(struct assignment *assignment, struct heft_error *error)
+{
+    uint64_t old;
+    size_t number;
+
+    if (assignment->names.count > 0 || assignment->first == assignment->end)
+        return HEFT_OK;
+    return heft_map_put_all(&assignment->names, (size_t)(assignment->end - assignment->first), name_of,
+                            assignment, &number, &old)
+               ? no_memory(error)
+               : HEFT_OK;
+}
+
+static void enter_shard(struct assignment *assignment, const char *name)
+{
+    heft_map_free(&assignment->names);
+    if (assignment->index)
+        heft_index_shard(assignment->index, name, &assignment->first, &assignment->end);
+    assignment->next = assignment->first;
+}
+
+/* Whether the index gives this tensor to this shard. Writers mostly put both in the same order. */
+static int belongs(struct assignment *assignment, const struct heft_st_tensor *tensor, int *belongs_out,
+                   struct heft_error *error)
+{
+    const struct heft_shard_index *index = assignment->index;
+    uint64_t at = assignment->next;
+    int rc;
+
+    *belongs_out = 1;
+    if (!index)
+        return HEFT_OK;
+    if (at == assignment->end || !is_at(index, at, tensor)) {
+        rc = map_names(assignment, error);
+        if (rc)
+            return rc;
+        *belongs_out = heft_map_get(&assignment->names, tensor->name, tensor->name_bytes, &at);
+        at += assignment->first;
+    }
+    if (*belongs_out) {
+        assignment->next = at + 1;
+        assignment->found[at] = 1;
+    }
+    return HEFT_OK;
 }
 
 static int add_shard(struct heft_manifest *manifest, const struct heft_dir_shard *shard,
@@ -53,8 +104,9 @@ static int add_shard(struct heft_manifest *manifest, const struct heft_dir_shard
     struct heft_quote quote;
     uint32_t file;
     uint64_t at;
-    int rc;
+    int rc, is_wanted;
 
+    enter_shard(assignment, shard->name);
     rc = heft_manifest_add_file(manifest, shard->name, shard->size_bytes, 0, &file, error);
     for (at = 0; !rc && at < shard->header->tensor_count; at++) {
         const struct heft_st_tensor *from = &shard->header->tensors[at];
@@ -68,13 +120,24 @@ static int add_shard(struct heft_manifest *manifest, const struct heft_dir_shard
                                                     .offset_bytes = start + from->begin,
                                                     .size_bytes = from->end - from->begin};
 
-        if (!belongs(assignment, shard->name, from)) {
-            ++*ignored;
-            continue;
-        }
-        rc = heft_manifest_add_tensor(manifest, &tensor, error);
+        rc = belongs(assignment, from, &is_wanted, error);
+        if (!rc && is_wanted)
+            rc = heft_manifest_add_tensor(manifest, &tensor, error);
+        *ignored += !rc && !is_wanted;
     }
     return rc ? heft_error_prefix(error, rc, "%s", heft_quote_text(&quote, shard->name)) : HEFT_OK;
+}
+
+/* As many as there can be at most. */
+static int reserve(struct heft_manifest *manifest, const struct heft_dir_shard *shards, uint32_t shard_count,
+                   const struct heft_shard_index *index, struct heft_error *error)
+{
+    uint64_t count = index ? index->tensor_count : 0;
+    uint32_t number;
+
+    for (number = 0; !index && number < shard_count; number++)
+        count += shards[number].header->tensor_count;
+    return heft_manifest_reserve(manifest, count, error);
 }
 
 /* Every tensor of the index must have been seen in its shard. */
@@ -140,6 +203,8 @@ int heft_dir_manifest(const struct heft_dir_shard *shards, uint32_t shard_count,
         goto done;
     }
     rc = heft_manifest_set_identity(manifest, identity, error);
+    if (!rc)
+        rc = reserve(manifest, shards, shard_count, index, error);
     for (number = 0; !rc && number < shard_count; number++)
         rc = add_shard(manifest, &shards[number], &assignment, &ignored, error);
     if (!rc)
@@ -154,6 +219,7 @@ int heft_dir_manifest(const struct heft_dir_shard *shards, uint32_t shard_count,
     if (ignored_out)
         *ignored_out = ignored;
 done:
+    heft_map_free(&assignment.names);
     free(assignment.found);
     return rc;
 }

@@ -40,9 +40,10 @@ struct heft_shard_index {
 int heft_index_parse(const void *json, size_t size, struct heft_shard_index **index_out,
                      struct heft_error *error);
 void heft_index_free(struct heft_shard_index *index);
-/* 1 when the index names this tensor; its place in the arrays. */
-int heft_index_find(const struct heft_shard_index *index, const char *name, size_t name_bytes,
-                    uint64_t *at_out);
+/* The tensors of one shard are those from *first_out to before *end_out: none when the index doesn't know it.
+ */
+void heft_index_shard(const struct heft_shard_index *index, const char *shard, uint64_t *first_out,
+                      uint64_t *end_out);
 
 /* 0 when `path` is relative, stays inside, and has no empty, ".", ".." parts, NUL, backslash or control
  * characters. */

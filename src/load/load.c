@@ -162,7 +162,8 @@ static int make_digest_tables(struct heft_load *load, struct run *run, struct he
         if (run->expected) {
             uint64_t other = run->expected == layout->reference
                                  ? wanted->tensor
-                                 : heft_manifest_find(run->expected, tensor->name, tensor->name_bytes);
+                                 : heft_manifest_find_near(run->expected, wanted->tensor, tensor->name,
+                                                           tensor->name_bytes);
 
             if (other != UINT64_MAX && !run->expected->tensors[other].box_start)
                 run->expected_first[index] = run->expected->tensors[other].first_block;
@@ -427,6 +428,9 @@ static int make_model(struct heft_load *load, struct run *run, struct heft_model
     if (!manifest)
         return heft_error_set(error, HEFT_ERR_NO_MEMORY, "making the model");
     rc = heft_manifest_set_identity(manifest, &layout->reference->identity, error);
+    if (!rc)
+        rc = heft_manifest_reserve(manifest, layout->split_count ? 0 : layout->tensor_count,
+                                   error); /* parts may become one */
     for (part = 0; !rc && part < run->part_count; part++)
         rc = heft_manifest_add_file(manifest, "", run->parts[part].size_bytes, 0, NULL, error);
     for (index = 0; !rc && index < layout->tensor_count; index++) {
@@ -441,7 +445,7 @@ static int make_model(struct heft_load *load, struct run *run, struct heft_model
     for (index = 0; !rc && manifest->digests && index < layout->tensor_count; index++) {
         const struct heft_layout_tensor *wanted = &layout->tensors[index];
         const struct heft_manifest_tensor *source = &layout->reference->tensors[wanted->tensor];
-        uint64_t made = heft_manifest_find(manifest, source->name, source->name_bytes);
+        uint64_t made = heft_manifest_find_near(manifest, index, source->name, source->name_bytes);
 
         HEFT_ASSERT(made != UINT64_MAX && run->computed_first[index] != UINT64_MAX);
         memcpy(manifest->digests + manifest->tensors[made].first_block,

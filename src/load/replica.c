@@ -237,7 +237,7 @@ static int copy_or_make_digests(struct heft_replica *replica, const struct heft_
         rc = heft_manifest_want_digests(manifest, error);
         for (index = 0; index < manifest->tensor_count && !rc; index++) {
             const struct heft_manifest_tensor *tensor = &manifest->tensors[index];
-            uint64_t at = heft_manifest_find(known, tensor->name, tensor->name_bytes);
+            uint64_t at = heft_manifest_find_near(known, index, tensor->name, tensor->name_bytes);
 
             HEFT_ASSERT(at != UINT64_MAX);
             memcpy(manifest->digests + tensor->first_block, known->digests + known->tensors[at].first_block,
@@ -338,7 +338,7 @@ static int make_record(struct heft_replica *replica, struct heft_error *error)
         return heft_error_set(error, HEFT_ERR_NO_MEMORY, "making the replica's record");
     record->generation = heft_agent_generation(replica->agent);
     record->token = heft_agent_token(replica->agent);
-    record->table_digest = manifest->table_digest;
+    record->table_digest = heft_manifest_table_digest(manifest);
     record->content_digest = heft_manifest_content_digest(manifest);
     record->tensor_count = manifest->tensor_count;
     record->total_bytes = manifest->total_bytes;

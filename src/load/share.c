@@ -158,7 +158,8 @@ static uint64_t make_key(const struct heft_manifest *manifest, uint32_t loads)
     uint64_t key = heft_hash64(identity->model, strlen(identity->model), loads);
     uint32_t file;
 
-    key = heft_hash64(identity->revision, strlen(identity->revision), key ^ manifest->table_digest);
+    key = heft_hash64(identity->revision, strlen(identity->revision),
+                      key ^ heft_manifest_table_digest(manifest));
     for (file = 0; file < manifest->file_count; file++) {
         key = heft_hash64(manifest->files[file].name, strlen(manifest->files[file].name), key);
         key = heft_hash64(&manifest->files[file].size_bytes, sizeof(uint64_t), key);

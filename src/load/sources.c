@@ -431,7 +431,7 @@ static int compare_digests(const struct heft_manifest *left, const struct heft_m
         return HEFT_OK;
     for (index = 0; index < left->tensor_count; index++) {
         const struct heft_manifest_tensor *a = &left->tensors[index], *b;
-        uint64_t other = heft_manifest_find(right, a->name, a->name_bytes), block;
+        uint64_t other = heft_manifest_find_near(right, index, a->name, a->name_bytes), block;
 
         if (other == UINT64_MAX)
             continue;

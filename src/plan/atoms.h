@@ -79,9 +79,17 @@ struct heft_plan_builder {
     struct heft_error *error;
 };
 
-/* Room for `more` items in an array; 0 or NO_MEMORY. */
-int heft_plan_grow(void *array_slot, uint64_t *capacity, uint64_t count, uint64_t more, size_t item_bytes,
-                   struct heft_error *error);
+/* Makes room for `more` items in an array that has not enough; 0 or NO_MEMORY. */
+int heft_plan_enlarge(void *array_slot, uint64_t *capacity, uint64_t count, uint64_t more, size_t item_bytes,
+                      struct heft_error *error);
+/* The same where there mostly is enough. */
+static inline int heft_plan_grow(void *array_slot, uint64_t *capacity, uint64_t count, uint64_t more,
+                                 size_t item_bytes, struct heft_error *error)
+{
+    if (count <= *capacity && more <= *capacity - count)
+        return HEFT_OK;
+    return heft_plan_enlarge(array_slot, capacity, count, more, item_bytes, error);
+}
 
 /* The tensor of a source that a layout entry is served from, or NULL. */
 static inline const struct heft_manifest_tensor *heft_plan_tensor(const struct heft_plan *plan,

@@ -12,15 +12,12 @@
 /* Chunks beyond this are no longer chunks; keeps all sums with a chunk's size below 2^64. */
 #define MAX_CHUNK_BYTES ((uint64_t)1 << 40)
 
-int heft_plan_grow(void *array_slot, uint64_t *capacity, uint64_t count, uint64_t more, size_t item_bytes,
-                   struct heft_error *error)
+int heft_plan_enlarge(void *array_slot, uint64_t *capacity, uint64_t count, uint64_t more, size_t item_bytes,
+                      struct heft_error *error)
 {
-    uint64_t need, room, bytes = 0;
+    uint64_t need = count + more, room = *capacity + *capacity / 2, bytes = 0;
     void *grown = NULL, *array;
 
-    if (!__builtin_add_overflow(count, more, &need) && need <= *capacity)
-        return HEFT_OK;
-    room = *capacity + *capacity / 2;
     if (room < need)
         room = need + 16;
     memcpy(&array, array_slot, sizeof(array));

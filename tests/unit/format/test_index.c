@@ -19,7 +19,7 @@ static void shards_and_tensors_are_sorted(void **state)
 {
     struct heft_error error = HEFT_ERROR_INIT;
     struct heft_shard_index *index = NULL;
-    uint64_t place = 0;
+    uint64_t first, end;
 
     (void)state;
     assert_ok(
@@ -39,9 +39,14 @@ static void shards_and_tensors_are_sorted(void **state)
     assert_int_equal(index->tensor_shards[2], 0);
     assert_int_equal(index->tensor_shards[3], 1);
     assert_int_equal(index->total_size, 1234);
-    assert_int_equal(heft_index_find(index, "b", 1, &place), 1);
-    assert_int_equal(place, 3);
-    assert_int_equal(heft_index_find(index, "d", 1, &place), 0);
+    heft_index_shard(index, "s2.safetensors", &first, &end);
+    assert_int_equal(first, 0);
+    assert_int_equal(end, 3);
+    heft_index_shard(index, "sub/s1.safetensors", &first, &end);
+    assert_int_equal(first, 3);
+    assert_int_equal(end, 4);
+    heft_index_shard(index, "s3.safetensors", &first, &end);
+    assert_true(first == end);
     heft_index_free(index);
     heft_index_free(NULL);
 }
@@ -50,7 +55,7 @@ static void escaped_names_are_decoded(void **state)
 {
     struct heft_error error = HEFT_ERROR_INIT;
     struct heft_shard_index *index = NULL;
-    uint64_t place = 0;
+    uint64_t first, end;
 
     (void)state;
     assert_ok(parse("{\"weight_m\\u0061p\":{\"a\\u0000b\":\"s\\u00e9\",\"a\":\"s\xc3\xa9\",\"a\\/\":\"t\"}}",
@@ -58,11 +63,11 @@ static void escaped_names_are_decoded(void **state)
               error);
     assert_int_equal(index->shard_count, 2);
     assert_string_equal(index->shards[0], "s\xc3\xa9");
-    assert_int_equal(heft_index_find(index, "a\0b", 3, &place), 1);
-    assert_int_equal(place, 0);
     assert_int_equal(index->tensor_name_bytes[0], 3);
     assert_memory_equal(index->tensor_names[0], "a\0b", 4);
-    assert_int_equal(heft_index_find(index, "a/", 2, &place), 1);
+    heft_index_shard(index, "t", &first, &end);
+    assert_int_equal(end - first, 1);
+    assert_memory_equal(index->tensor_names[first], "a/", 3);
     heft_index_free(index);
     assert_code(parse("{\"weight_map\":{\"a\":\"b\",\"\\u0061\":\"b\"}}", &index, &error),
                 HEFT_ERR_INDEX_JSON, error);

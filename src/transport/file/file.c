@@ -2,10 +2,7 @@
 /*
  * The transport's table, and tasks from post to done.
  *
- * One lock guards the queue of tasks, the free lists and every task's counts; it is held for arithmetic only,
- * never for I/O and never while done is called. A task is over when it is cut to its end (or given up) and
- * none of its pieces is left: at that moment neither the kernel nor a worker touches its memory, whether it
- * succeeded, failed or was canceled.
+ * The tasks' lock guards pieces, slots and jobs too. A task's pieces are read by lanes (lane.c, piece.c).
  */
 #include "transport/file/file.h"
 #include "base/error.h"
@@ -76,23 +73,32 @@ static void fill_lists(struct heft_transport *transport)
         heft_file_lane_init(transport, index);
 }
 
+static void trim(struct heft_task *common)
+{
+    struct heft_file_task *task = (struct heft_file_task *)common;
+
+    if (task->order_capacity > KEPT_ORDER) {
+        free(task->order);
+        task->order = NULL;
+        task->order_capacity = 0;
+    }
+}
+
 static void free_transport(struct heft_transport *transport)
 {
+    struct heft_file_task *task;
+
     if (transport->staging && transport->staging != MAP_FAILED)
         (void)munmap(transport->staging, transport->staging_bytes);
     free(transport->pieces);
     free(transport->free_slots);
     free(transport->lanes);
     free(transport->tickets);
-    while (transport->free_tasks) {
-        struct heft_file_task *task = transport->free_tasks;
-
-        transport->free_tasks = task->next;
+    while ((task = (struct heft_file_task *)heft_tasks_reuse(&transport->tasks)) != NULL) {
         free(task->order);
         free(task);
     }
-    (void)pthread_cond_destroy(&transport->quiet);
-    (void)pthread_mutex_destroy(&transport->lock);
+    heft_tasks_destroy(&transport->tasks);
     free(transport);
 }
 
@@ -106,9 +112,7 @@ static int file_open(const struct heft_transport_host *host, struct heft_transpo
         return heft_error_set(error, HEFT_ERR_NO_MEMORY, "out of memory for the file transport");
     transport->host = *host;
     transport->mode = heft_file_forced_mode();
-    transport->queue_last = &transport->queue;
-    (void)pthread_mutex_init(&transport->lock, NULL);
-    (void)pthread_cond_init(&transport->quiet, NULL);
+    heft_tasks_init(&transport->tasks, trim);
     heft_file_probe_uring(transport);
     rc = make_staging(transport, error);
     if (rc)
@@ -136,10 +140,10 @@ fail:
 
 static void wait_for_jobs(struct heft_transport *transport)
 {
-    (void)pthread_mutex_lock(&transport->lock);
+    (void)pthread_mutex_lock(&transport->tasks.lock);
     while (transport->busy_jobs > 0)
-        heft_pool_wait(transport->host.pool, &transport->quiet, &transport->lock);
-    (void)pthread_mutex_unlock(&transport->lock);
+        heft_pool_wait(transport->host.pool, &transport->tasks.quiet, &transport->tasks.lock);
+    (void)pthread_mutex_unlock(&transport->tasks.lock);
 }
 
 /* After every endpoint is disconnected; not on a worker. The jobs waited for are short. */
@@ -207,90 +211,13 @@ static void file_score(struct heft_transport *transport, struct heft_endpoint *e
     }
 }
 
-/* ---- tasks ---- */
-
-static void drop_from_queue(struct heft_transport *transport, struct heft_file_task *task)
-{
-    struct heft_file_task **at = &transport->queue;
-
-    while (*at && *at != task)
-        at = &(*at)->queue_next;
-    if (!*at)
-        return;
-    *at = task->queue_next;
-    if (!*at)
-        transport->queue_last = at;
-}
-
-/* The first failure stays, and nothing more is cut. Under the lock. */
-static void give_up(struct heft_transport *transport, struct heft_file_task *task, int status,
-                    const struct heft_error *error)
-{
-    if (task->status == 0) {
-        if (error && error->code)
-            task->error = *error;
-        else
-            (void)heft_error_set(&task->error, status, "%s", heft_error_text(status));
-        __atomic_store_n(&task->status, status, __ATOMIC_RELAXED);
-    }
-    if (!task->cut) {
-        task->cut = 1;
-        drop_from_queue(transport, task);
-    }
-}
-
-static void recycle(struct heft_transport *transport, struct heft_file_task *task)
-{
-    if (task->order_capacity > KEPT_ORDER) {
-        free(task->order);
-        task->order = NULL;
-        task->order_capacity = 0;
-    }
-    task->next = transport->free_tasks;
-    transport->free_tasks = task;
-}
-
-/* Called with the lock, which it gives up: reports the task when nothing of it is left. */
-static void unlock_and_report(struct heft_transport *transport, struct heft_file_task *task)
-{
-    struct heft_endpoint *endpoint = task->endpoint;
-    struct heft_transport_op *op = task->op;
-    struct heft_error error = HEFT_ERROR_INIT;
-    int status;
-
-    if (!task->cut || task->outstanding > 0) {
-        (void)pthread_mutex_unlock(&transport->lock);
-        return;
-    }
-    if (task->prev)
-        task->prev->next = task->next;
-    else
-        endpoint->tasks = task->next;
-    if (task->next)
-        task->next->prev = task->prev;
-    status = task->status;
-    if (status == 0 && task->landed_bytes != task->wanted_bytes)
-        status = heft_error_set(&task->error, HEFT_ERR_INTERNAL,
-                                "%" PRIu64 " of %" PRIu64 " bytes arrived, and nothing failed",
-                                task->landed_bytes, task->wanted_bytes);
-    if (status) {
-        error = task->error;
-        op->failed_move = task->failed_move;
-    }
-    recycle(transport, task);
-    (void)pthread_mutex_unlock(&transport->lock);
-    op->done(op, status, status ? &error : NULL);
-    (void)pthread_mutex_lock(&transport->lock);
-    endpoint->active--;
-    (void)pthread_cond_broadcast(&transport->quiet);
-    (void)pthread_mutex_unlock(&transport->lock);
-}
+/* ---- pieces ---- */
 
 int heft_file_take_slot(struct heft_transport *transport, struct heft_file_piece *piece)
 {
     int taken = 0;
 
-    (void)pthread_mutex_lock(&transport->lock);
+    (void)pthread_mutex_lock(&transport->tasks.lock);
     if (transport->free_slot_count > 0) {
         piece->slot = transport->free_slots[--transport->free_slot_count];
         taken = 1;
@@ -298,7 +225,7 @@ int heft_file_take_slot(struct heft_transport *transport, struct heft_file_piece
         piece->next = transport->stalled;
         transport->stalled = piece;
     }
-    (void)pthread_mutex_unlock(&transport->lock);
+    (void)pthread_mutex_unlock(&transport->tasks.lock);
     return taken;
 }
 
@@ -307,8 +234,8 @@ struct heft_file_piece *heft_file_take_piece(struct heft_transport *transport)
     struct heft_file_piece *piece = NULL;
     struct heft_file_task *task;
 
-    (void)pthread_mutex_lock(&transport->lock);
-    task = transport->queue;
+    (void)pthread_mutex_lock(&transport->tasks.lock);
+    task = (struct heft_file_task *)transport->tasks.queue;
     if (transport->stalled) {
         piece = transport->stalled;
         transport->stalled = piece->next;
@@ -316,11 +243,11 @@ struct heft_file_piece *heft_file_take_piece(struct heft_transport *transport)
         piece = transport->free_pieces;
         transport->free_pieces = piece->next;
         HEFT_ASSERT(heft_file_task_cut(task, transport->piece_bytes, piece));
-        task->outstanding++;
-        if (task->cut)
-            drop_from_queue(transport, task);
+        task->common.outstanding++;
+        if (task->common.cut)
+            heft_task_leave_queue(&task->common);
     }
-    (void)pthread_mutex_unlock(&transport->lock);
+    (void)pthread_mutex_unlock(&transport->tasks.lock);
     return piece;
 }
 
@@ -330,13 +257,13 @@ void heft_file_piece_end(struct heft_transport *transport, struct heft_file_piec
     struct heft_file_task *task = piece->task;
 
     if (landed)
-        (void)__atomic_fetch_add(&task->op->done_bytes, landed, __ATOMIC_RELAXED);
-    (void)pthread_mutex_lock(&transport->lock);
-    task->landed_bytes += landed;
+        (void)__atomic_fetch_add(&task->common.op->done_bytes, landed, __ATOMIC_RELAXED);
+    (void)pthread_mutex_lock(&transport->tasks.lock);
+    task->common.landed_bytes += landed;
     if (status) {
-        if (task->status == 0)
-            task->failed_move = (int64_t)heft_file_move_index(task, piece->first.order);
-        give_up(transport, task, status, error);
+        if (task->common.status == 0)
+            task->common.failed_move = (int64_t)heft_file_move_index(task, piece->first.order);
+        heft_task_give_up(&task->common, status, error);
     }
     if (piece->slot) {
         transport->free_slots[transport->free_slot_count++] = piece->slot;
@@ -344,8 +271,8 @@ void heft_file_piece_end(struct heft_transport *transport, struct heft_file_piec
     }
     piece->next = transport->free_pieces;
     transport->free_pieces = piece;
-    task->outstanding--;
-    unlock_and_report(transport, task);
+    task->common.outstanding--;
+    heft_task_unlock_and_report(&task->common);
 }
 
 /* ---- endpoints ---- */
@@ -361,6 +288,7 @@ static int file_connect(struct heft_transport *transport, const struct heft_tran
     if (!endpoint)
         return heft_error_set(error, HEFT_ERR_NO_MEMORY, "out of memory for a file endpoint");
     endpoint->transport = transport;
+    endpoint->tasks.tasks = &transport->tasks;
     *endpoint_out = endpoint;
     return HEFT_OK;
 }
@@ -371,14 +299,14 @@ static void end_stalled(struct heft_transport *transport)
     struct heft_file_piece **at, *piece;
 
     for (;;) {
-        (void)pthread_mutex_lock(&transport->lock);
+        (void)pthread_mutex_lock(&transport->tasks.lock);
         for (at = &transport->stalled; *at; at = &(*at)->next)
-            if ((*at)->task->status)
+            if ((*at)->task->common.status)
                 break;
         piece = *at;
         if (piece)
             *at = piece->next;
-        (void)pthread_mutex_unlock(&transport->lock);
+        (void)pthread_mutex_unlock(&transport->tasks.lock);
         if (!piece)
             return;
         heft_file_piece_end(transport, piece, 0, HEFT_ERR_CANCELED, NULL);
@@ -388,101 +316,48 @@ static void end_stalled(struct heft_transport *transport)
 static int file_post(struct heft_endpoint *endpoint, struct heft_transport_op *op, struct heft_error *error)
 {
     struct heft_transport *transport = endpoint->transport;
-    struct heft_file_task *task;
+    struct heft_file_task *task = (struct heft_file_task *)heft_tasks_reuse(&transport->tasks);
     uint64_t pieces;
     int rc;
 
-    (void)pthread_mutex_lock(&transport->lock);
-    task = transport->free_tasks;
-    if (task)
-        transport->free_tasks = task->next;
-    (void)pthread_mutex_unlock(&transport->lock);
     if (!task)
         task = calloc(1, sizeof(*task));
     if (!task)
         return heft_error_set(error, HEFT_ERR_NO_MEMORY, "out of memory for a file operation");
-    task->endpoint = endpoint;
+    heft_task_reset(&task->common, op, &endpoint->tasks);
     rc = heft_file_task_prepare(task, op, transport->host.index, error);
-    pieces = task->wanted_bytes / transport->piece_bytes + 1;
-    (void)pthread_mutex_lock(&transport->lock);
-    if (!rc && endpoint->failed)
-        rc = heft_error_set(error, endpoint->failed, "the file endpoint was ended");
-    if (rc) {
-        recycle(transport, task);
-        (void)pthread_mutex_unlock(&transport->lock);
-        return rc;
-    }
-    task->prev = NULL;
-    task->next = endpoint->tasks;
-    if (task->next)
-        task->next->prev = task;
-    endpoint->tasks = task;
-    endpoint->active++;
-    if (task->cut) { /* nothing to move */
-        unlock_and_report(transport, task);
-        return HEFT_OK;
-    }
-    task->queue_next = NULL;
-    *transport->queue_last = task;
-    transport->queue_last = &task->queue_next;
-    (void)pthread_mutex_unlock(&transport->lock);
-    heft_file_wake(transport, pieces);
-    return HEFT_OK;
+    pieces = task->common.wanted_bytes / transport->piece_bytes + 1;
+    rc = heft_task_begin(&task->common, rc, error);
+    if (!rc)
+        heft_file_wake(transport, pieces);
+    return rc;
+}
+
+/* What flies for tasks that ended comes down soon. */
+static void end_parts(struct heft_transport *transport)
+{
+    end_stalled(transport);
+    heft_file_cancel_flying(transport);
 }
 
 static void file_cancel(struct heft_endpoint *endpoint, struct heft_transport_op *op)
 {
-    struct heft_transport *transport = endpoint->transport;
-    struct heft_file_task *task;
-
-    (void)pthread_mutex_lock(&transport->lock);
-    for (task = endpoint->tasks; task && task->op != op; task = task->next)
-        ;
-    if (!task) {
-        (void)pthread_mutex_unlock(&transport->lock);
-        return;
-    }
-    give_up(transport, task, HEFT_ERR_CANCELED, NULL);
-    unlock_and_report(transport, task);
-    end_stalled(transport);
-    heft_file_cancel_flying(transport);
+    if (heft_task_cancel(&endpoint->tasks, op))
+        end_parts(endpoint->transport);
 }
 
 static void file_fail(struct heft_endpoint *endpoint, int status, const struct heft_error *error)
 {
-    struct heft_transport *transport = endpoint->transport;
-    struct heft_file_task *task;
-
-    (void)pthread_mutex_lock(&transport->lock);
-    endpoint->failed = status;
-    for (task = endpoint->tasks; task; task = task->next)
-        give_up(transport, task, status, error);
-    /* Those without a piece are over now; reporting gives the lock up, so look again from the start. */
-    for (task = endpoint->tasks; task;) {
-        if (task->outstanding > 0) {
-            task = task->next;
-            continue;
-        }
-        unlock_and_report(transport, task);
-        (void)pthread_mutex_lock(&transport->lock);
-        task = endpoint->tasks;
-    }
-    (void)pthread_mutex_unlock(&transport->lock);
-    end_stalled(transport);
-    heft_file_cancel_flying(transport);
+    heft_task_owner_fail(&endpoint->tasks, status, error);
+    end_parts(endpoint->transport);
 }
 
 /* Not on a worker. What is waited for are reads that the kernel has and was asked to cancel. */
 static void file_disconnect(struct heft_endpoint *endpoint)
 {
-    struct heft_transport *transport = endpoint->transport;
-
     HEFT_ASSERT(!heft_worker_self());
     file_fail(endpoint, HEFT_ERR_CANCELED, NULL);
-    (void)pthread_mutex_lock(&transport->lock);
-    while (endpoint->active > 0)
-        heft_pool_wait(transport->host.pool, &transport->quiet, &transport->lock);
-    (void)pthread_mutex_unlock(&transport->lock);
+    heft_task_owner_wait(&endpoint->tasks, endpoint->transport->host.pool);
     free(endpoint);
 }
 

@@ -24,6 +24,7 @@
 
 #include <heft/transport.h>
 
+#include "transport/tasks.h"
 #include "transport/worker.h"
 
 #include <liburing.h>
@@ -95,23 +96,14 @@ struct heft_file_cursor {
 };
 
 struct heft_file_task {
-    struct heft_transport_op *op;
-    struct heft_endpoint *endpoint;
-    struct heft_file_task *prev, *next; /* active tasks of the endpoint */
-    struct heft_file_task *queue_next;  /* tasks that are not cut to the end */
-    size_t *order;                      /* moves in file order; NULL: as given */
+    struct heft_task common;
+    size_t *order; /* moves in file order; NULL: as given */
     size_t order_capacity;
     int sorted;
     int write;      /* host to file */
     int file_local; /* the file is the local side of the moves */
     uint32_t host_index;
     struct heft_file_cursor cursor; /* the next byte to cut */
-    int cut;                        /* nothing is left to cut: all taken, or given up */
-    uint32_t outstanding;           /* pieces that exist */
-    uint64_t wanted_bytes, landed_bytes;
-    int status; /* first failure; atomic, written under the transport's lock */
-    int64_t failed_move;
-    struct heft_error error;
 };
 
 enum heft_file_path {
@@ -140,7 +132,8 @@ struct heft_file_piece {
     struct heft_file_piece *prev, *next; /* in flight in a lane, free, or stalled */
 };
 
-/* Fills write, file_local, wanted_bytes and the order. `host_index` is the transport's slot in regions. */
+/* After heft_task_reset: fills write, file_local, wanted_bytes and the order. `host_index` is the transport's
+ * slot in regions. */
 int heft_file_task_prepare(struct heft_file_task *task, struct heft_transport_op *op, uint32_t host_index,
                            struct heft_error *error);
 /* Cuts the next piece (of up to piece_bytes and a sixteenth) and moves the cursor; 0: there is none. */
@@ -191,10 +184,7 @@ struct heft_transport {
     uint8_t *staging; /* slots, then edges */
     uint64_t staging_bytes;
 
-    pthread_mutex_t lock;
-    pthread_cond_t quiet; /* a task ended, or a job went idle */
-    struct heft_file_task *queue, **queue_last;
-    struct heft_file_task *free_tasks;
+    struct heft_tasks tasks; /* its lock guards what follows too; quiet: also when a job went idle */
     struct heft_file_piece *pieces, *free_pieces, *stalled;
     uint8_t **free_slots;
     uint32_t free_slot_count;
@@ -206,9 +196,7 @@ struct heft_transport {
 
 struct heft_endpoint {
     struct heft_transport *transport;
-    struct heft_file_task *tasks;
-    uint32_t active; /* tasks whose done has not returned */
-    int failed;      /* status for new operations; 0 */
+    struct heft_task_owner tasks;
 };
 
 /* piece.c: on a worker, without the lock. */

@@ -290,14 +290,14 @@ static void ring_ready(struct heft_watch *watch, uint32_t epoll_events)
 static void job_idle(struct heft_transport *transport)
 {
     transport->busy_jobs--;
-    (void)pthread_cond_broadcast(&transport->quiet);
+    (void)pthread_cond_broadcast(&transport->tasks.quiet);
 }
 
 /* Whether a lane would find something to do; under the lock. */
 static int has_work(const struct heft_transport *transport)
 {
     return (transport->stalled && transport->free_slot_count > 0) ||
-           (transport->queue && transport->free_pieces);
+           (transport->tasks.queue && transport->free_pieces);
 }
 
 static int has_room(const struct heft_file_lane *lane)
@@ -317,7 +317,7 @@ static void run_ticket(struct heft_job *job, struct heft_worker *worker)
     while (transport->lanes[self].worker != worker)
         self++;
     more = work(&transport->lanes[self]);
-    (void)pthread_mutex_lock(&transport->lock);
+    (void)pthread_mutex_lock(&transport->tasks.lock);
     /* What was queued since the last look found this ticket taken. A full lane gives it to one with room. */
     if (!more && has_work(transport)) {
         more = has_room(&transport->lanes[self]);
@@ -329,7 +329,7 @@ static void run_ticket(struct heft_job *job, struct heft_worker *worker)
         ticket->queued = 0;
         job_idle(transport);
     }
-    (void)pthread_mutex_unlock(&transport->lock);
+    (void)pthread_mutex_unlock(&transport->tasks.lock);
     if (more)
         heft_pool_submit(transport->host.pool, &ticket->job);
     else if (other)
@@ -343,7 +343,7 @@ void heft_file_wake(struct heft_transport *transport, uint64_t count)
 
     if (count > WAKE_MAX)
         count = WAKE_MAX;
-    (void)pthread_mutex_lock(&transport->lock);
+    (void)pthread_mutex_lock(&transport->tasks.lock);
     for (index = 0; index < transport->lane_count && taken < count; index++) {
         if (transport->tickets[index].queued)
             continue;
@@ -351,7 +351,7 @@ void heft_file_wake(struct heft_transport *transport, uint64_t count)
         transport->busy_jobs++;
         woken[taken++] = &transport->tickets[index];
     }
-    (void)pthread_mutex_unlock(&transport->lock);
+    (void)pthread_mutex_unlock(&transport->tasks.lock);
     for (index = 0; index < taken; index++)
         heft_pool_submit(transport->host.pool, &woken[index]->job);
 }
@@ -365,14 +365,14 @@ static void run_cancel(struct heft_job *job, struct heft_worker *worker)
     struct heft_file_piece *piece;
 
     (void)worker;
-    (void)pthread_mutex_lock(&lane->transport->lock);
+    (void)pthread_mutex_lock(&lane->transport->tasks.lock);
     lane->cancel_queued = 0;
-    (void)pthread_mutex_unlock(&lane->transport->lock);
+    (void)pthread_mutex_unlock(&lane->transport->tasks.lock);
     submit(lane);
     for (piece = lane->flying; piece; piece = piece->next) {
         struct io_uring_sqe *sqe;
 
-        if (piece->canceling || __atomic_load_n(&piece->task->status, __ATOMIC_RELAXED) == 0)
+        if (piece->canceling || __atomic_load_n(&piece->task->common.status, __ATOMIC_RELAXED) == 0)
             continue;
         sqe = io_uring_sq_space_left(&lane->ring) ? io_uring_get_sqe(&lane->ring) : NULL;
         if (!sqe)
@@ -382,9 +382,9 @@ static void run_cancel(struct heft_job *job, struct heft_worker *worker)
         piece->canceling = 1;
     }
     submit(lane);
-    (void)pthread_mutex_lock(&lane->transport->lock);
+    (void)pthread_mutex_lock(&lane->transport->tasks.lock);
     job_idle(lane->transport);
-    (void)pthread_mutex_unlock(&lane->transport->lock);
+    (void)pthread_mutex_unlock(&lane->transport->tasks.lock);
 }
 
 void heft_file_cancel_flying(struct heft_transport *transport)
@@ -397,11 +397,11 @@ void heft_file_cancel_flying(struct heft_transport *transport)
 
         if (__atomic_load_n(&lane->in_flight, __ATOMIC_RELAXED) == 0)
             continue;
-        (void)pthread_mutex_lock(&transport->lock);
+        (void)pthread_mutex_lock(&transport->tasks.lock);
         queue = !lane->cancel_queued;
         lane->cancel_queued = 1;
         transport->busy_jobs += (uint32_t)queue;
-        (void)pthread_mutex_unlock(&transport->lock);
+        (void)pthread_mutex_unlock(&transport->tasks.lock);
         if (queue)
             heft_worker_submit(lane->worker, &lane->cancel_job);
     }
@@ -420,9 +420,9 @@ static void run_close(struct heft_job *job, struct heft_worker *worker)
         (void)close(lane->watch.fd);
         lane->ring_state = -1;
     }
-    (void)pthread_mutex_lock(&transport->lock);
+    (void)pthread_mutex_lock(&transport->tasks.lock);
     job_idle(transport);
-    (void)pthread_mutex_unlock(&transport->lock);
+    (void)pthread_mutex_unlock(&transport->tasks.lock);
 }
 
 void heft_file_lane_init(struct heft_transport *transport, uint32_t index)
@@ -441,8 +441,8 @@ void heft_file_lane_close(struct heft_file_lane *lane)
 {
     struct heft_transport *transport = lane->transport;
 
-    (void)pthread_mutex_lock(&transport->lock);
+    (void)pthread_mutex_lock(&transport->tasks.lock);
     transport->busy_jobs++;
-    (void)pthread_mutex_unlock(&transport->lock);
+    (void)pthread_mutex_unlock(&transport->tasks.lock);
     heft_worker_submit(lane->worker, &lane->close_job);
 }

@@ -22,7 +22,7 @@
 
 static int ended(const struct heft_file_piece *piece)
 {
-    return __atomic_load_n(&piece->task->status, __ATOMIC_RELAXED) != 0;
+    return __atomic_load_n(&piece->task->common.status, __ATOMIC_RELAXED) != 0;
 }
 
 static void fail(struct heft_file_lane *lane, struct heft_file_piece *piece, int status,

@@ -31,7 +31,7 @@ size_t heft_file_move_index(const struct heft_file_task *task, size_t order)
 
 static void view_move(const struct heft_file_task *task, size_t order, struct view *view)
 {
-    const struct heft_move *move = &task->op->moves[heft_file_move_index(task, order)];
+    const struct heft_move *move = &task->common.op->moves[heft_file_move_index(task, order)];
 
     view->length_bytes = move->length_bytes;
     view->count = move->length_bytes ? move->count : 0;
@@ -64,23 +64,23 @@ static void skip_empty(struct heft_file_task *task)
     struct heft_file_cursor *at = &task->cursor;
     struct view view;
 
-    for (; at->order < task->op->move_count; *at = (struct heft_file_cursor){at->order + 1, 0, 0}) {
+    for (; at->order < task->common.op->move_count; *at = (struct heft_file_cursor){at->order + 1, 0, 0}) {
         view_move(task, at->order, &view);
         if (at->index < view.count)
             return;
     }
-    task->cut = 1;
+    task->common.cut = 1;
 }
 
 static int check_move(struct heft_file_task *task, size_t index, struct heft_error *error)
 {
-    const struct heft_move *move = &task->op->moves[index];
+    const struct heft_move *move = &task->common.op->moves[index];
     const struct heft_transport_region *from, *to, *file;
     const struct heft_file_source *source;
     int write;
 
-    from = task->op->kind == HEFT_OP_READ ? move->remote : move->local;
-    to = task->op->kind == HEFT_OP_READ ? move->local : move->remote;
+    from = task->common.op->kind == HEFT_OP_READ ? move->remote : move->local;
+    to = task->common.op->kind == HEFT_OP_READ ? move->local : move->remote;
     write = to->space == HEFT_SPACE_FILE;
     file = write ? to : from;
     if ((write ? from : to)->space != HEFT_SPACE_HOST || file->space != HEFT_SPACE_FILE)
@@ -104,7 +104,7 @@ static int check_move(struct heft_file_task *task, size_t index, struct heft_err
         return heft_error_set(
             error, HEFT_ERR_INVALID,
             "%s is open for appending, where offsets do not count: open it without O_APPEND", source->label);
-    task->wanted_bytes += move->length_bytes * move->count;
+    task->common.wanted_bytes += move->length_bytes * move->count;
     return HEFT_OK;
 }
 
@@ -136,7 +136,7 @@ static int compare_moves(const void *left_index, const void *right_index, void *
 /* Without memory for the order the task runs as given: slower, as right. */
 static void sort_moves(struct heft_file_task *task)
 {
-    size_t count = task->op->move_count, index;
+    size_t count = task->common.op->move_count, index;
 
     for (index = 1; index < count; index++)
         if (out_of_order(task, index - 1, index))
@@ -163,15 +163,11 @@ int heft_file_task_prepare(struct heft_file_task *task, struct heft_transport_op
     size_t index;
     int rc;
 
-    task->op = op;
+    task->common.op = op;
     task->host_index = host_index;
     task->sorted = 0;
-    task->wanted_bytes = task->landed_bytes = 0;
+    task->common.wanted_bytes = 0;
     task->cursor = (struct heft_file_cursor){0, 0, 0};
-    task->cut = 0;
-    task->outstanding = 0;
-    task->status = HEFT_OK;
-    task->failed_move = -1;
     for (index = 0; index < op->move_count; index++) {
         rc = check_move(task, index, error);
         if (rc) {
@@ -271,7 +267,7 @@ int heft_file_task_cut(struct heft_file_task *task, uint64_t piece_bytes, struct
     cutting.piece = piece;
     cutting.gap_bytes = task->write ? 0 : HEFT_FILE_GAP_BYTES;
     cutting.max_elements = task->write ? HEFT_FILE_MAX_IOV : HEFT_FILE_MAX_ELEMENTS;
-    while (at->order < task->op->move_count) {
+    while (at->order < task->common.op->move_count) {
         struct view view;
         uint64_t start, count, bytes;
         uint8_t *address;

@@ -135,10 +135,10 @@ static int take(void *context, const uint8_t *data, size_t size)
     struct heft_object_flight *flight = context;
     uint64_t wanted;
 
-    if (__atomic_load_n(&flight->task->status, __ATOMIC_RELAXED))
+    if (__atomic_load_n(&flight->task->common.status, __ATOMIC_RELAXED))
         return HEFT_ERR_CANCELED;
     wanted = heft_object_part_take(&flight->part, data, size);
-    (void)__atomic_add_fetch(&flight->task->op->done_bytes, wanted, __ATOMIC_RELAXED);
+    (void)__atomic_add_fetch(&flight->task->common.op->done_bytes, wanted, __ATOMIC_RELAXED);
     return HEFT_OK;
 }
 
@@ -211,7 +211,7 @@ static void start(struct heft_object_flight *flight)
     struct heft_error error = HEFT_ERROR_INIT;
     int rc = HEFT_OK;
 
-    if (__atomic_load_n(&flight->task->status, __ATOMIC_RELAXED)) {
+    if (__atomic_load_n(&flight->task->common.status, __ATOMIC_RELAXED)) {
         end(flight, HEFT_ERR_CANCELED, NULL);
         return;
     }
@@ -267,7 +267,7 @@ static void finish(struct heft_object_flight *flight, CURLcode code)
 
     verdict = heft_object_exchange_end(&flight->exchange, code, &moved, &error);
     leave_multi(flight);
-    if (__atomic_load_n(&flight->task->status, __ATOMIC_RELAXED)) {
+    if (__atomic_load_n(&flight->task->common.status, __ATOMIC_RELAXED)) {
         end(flight, HEFT_ERR_CANCELED, NULL);
         return;
     }
@@ -330,7 +330,7 @@ static void end_canceled(struct heft_object_lane *lane)
     while (flight) {
         struct heft_object_flight *next = flight->next;
 
-        if (__atomic_load_n(&flight->task->status, __ATOMIC_RELAXED)) {
+        if (__atomic_load_n(&flight->task->common.status, __ATOMIC_RELAXED)) {
             end(flight, HEFT_ERR_CANCELED, NULL);
             next = lane->flying; /* a callback may have changed the list */
         }
@@ -377,12 +377,12 @@ static void run(struct heft_job *job, struct heft_worker *worker)
     int closing;
 
     (void)worker;
-    (void)pthread_mutex_lock(&transport->lock);
+    (void)pthread_mutex_lock(&transport->tasks.lock);
     lane->job_queued = 0; /* who kicks from here on queues it again */
     incoming = lane->incoming;
     lane->incoming = NULL;
     closing = transport->closing;
-    (void)pthread_mutex_unlock(&transport->lock);
+    (void)pthread_mutex_unlock(&transport->tasks.lock);
     while ((flight = incoming) != NULL) {
         incoming = flight->next;
         begin(lane, flight);
@@ -390,10 +390,10 @@ static void run(struct heft_job *job, struct heft_worker *worker)
     end_canceled(lane);
     if (closing)
         close_lane(lane);
-    (void)pthread_mutex_lock(&transport->lock);
+    (void)pthread_mutex_lock(&transport->tasks.lock);
     transport->busy_jobs--;
-    (void)pthread_cond_broadcast(&transport->quiet);
-    (void)pthread_mutex_unlock(&transport->lock);
+    (void)pthread_cond_broadcast(&transport->tasks.quiet);
+    (void)pthread_mutex_unlock(&transport->tasks.lock);
 }
 
 void heft_object_lane_kick(struct heft_object_lane *lane)
@@ -401,13 +401,13 @@ void heft_object_lane_kick(struct heft_object_lane *lane)
     struct heft_transport *transport = lane->transport;
     int queue;
 
-    (void)pthread_mutex_lock(&transport->lock);
+    (void)pthread_mutex_lock(&transport->tasks.lock);
     queue = !lane->job_queued;
     if (queue) {
         lane->job_queued = 1;
         transport->busy_jobs++;
     }
-    (void)pthread_mutex_unlock(&transport->lock);
+    (void)pthread_mutex_unlock(&transport->tasks.lock);
     if (queue)
         heft_worker_submit(lane->worker, &lane->job);
 }

@@ -9,6 +9,7 @@
 
 #include "transport/object/object.h"
 #include "transport/object/parts.h"
+#include "transport/tasks.h"
 #include "transport/worker.h"
 
 #include <pthread.h>
@@ -19,18 +20,9 @@
 struct heft_object_lane;
 
 struct heft_object_task {
-    struct heft_transport_op *op;
-    struct heft_endpoint *endpoint;
-    struct heft_object_task *prev, *next; /* of the endpoint; next also links the free list */
-    struct heft_object_task *queue_next;  /* tasks with something left to cut */
+    struct heft_task common;
     struct heft_object_parts parts;
     uint64_t part_bytes;
-    int cut;              /* nothing is left to cut, or it was given up */
-    uint32_t outstanding; /* flights that exist */
-    uint64_t landed_bytes;
-    int status; /* first failure; atomic, written under the lock */
-    int64_t failed_move;
-    struct heft_error error;
 };
 
 /* One range on its way, with its connection; made once and used again. */
@@ -64,11 +56,9 @@ struct heft_object_lane {
 struct heft_transport {
     struct heft_transport_host host;
     struct heft_object_limits limits;
-    pthread_mutex_t lock;
-    pthread_cond_t quiet;        /* a task ended, or a job went idle */
+    struct heft_tasks tasks;     /* its lock guards flights and jobs too; quiet: also when a job went idle */
     pthread_mutex_t stores_lock; /* held while identity services are asked; guards the next */
     struct heft_object_stores stores;
-    struct heft_object_task *queue, **queue_last, *free_tasks;
     struct heft_object_flight *free_flights;
     uint32_t active;    /* flights */
     uint32_t limit;     /* flights that there may be now */
@@ -85,9 +75,7 @@ struct heft_transport {
 
 struct heft_endpoint {
     struct heft_transport *transport;
-    struct heft_object_task *tasks;
-    uint32_t active; /* tasks whose done has not returned */
-    int failed;
+    struct heft_task_owner tasks;
 };
 
 /* lane.c: without the lock. */

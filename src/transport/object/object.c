@@ -23,9 +23,18 @@
 
 /* ---- open and close ---- */
 
+static void trim(struct heft_task *common)
+{
+    struct heft_object_task *task = (struct heft_object_task *)common;
+
+    if (task->parts.order_capacity > KEPT_ORDER)
+        heft_object_parts_free(&task->parts);
+}
+
 static void free_transport(struct heft_transport *transport)
 {
     struct heft_object_flight *flight;
+    struct heft_object_task *task;
 
     while ((flight = transport->free_flights) != NULL) {
         transport->free_flights = flight->next;
@@ -33,18 +42,14 @@ static void free_transport(struct heft_transport *transport)
             heft_object_exchange_free(&flight->exchange);
         free(flight);
     }
-    while (transport->free_tasks) {
-        struct heft_object_task *task = transport->free_tasks;
-
-        transport->free_tasks = task->next;
+    while ((task = (struct heft_object_task *)heft_tasks_reuse(&transport->tasks)) != NULL) {
         heft_object_parts_free(&task->parts);
         free(task);
     }
     heft_object_stores_free(&transport->stores);
     free(transport->lanes);
-    (void)pthread_cond_destroy(&transport->quiet);
+    heft_tasks_destroy(&transport->tasks);
     (void)pthread_mutex_destroy(&transport->stores_lock);
-    (void)pthread_mutex_destroy(&transport->lock);
     free(transport);
 }
 
@@ -58,10 +63,8 @@ static int object_open(const struct heft_transport_host *host, struct heft_trans
     if (!transport)
         return heft_error_set(error, HEFT_ERR_NO_MEMORY, "no memory for the object transport");
     transport->host = *host;
-    transport->queue_last = &transport->queue;
-    (void)pthread_mutex_init(&transport->lock, NULL);
+    heft_tasks_init(&transport->tasks, trim);
     (void)pthread_mutex_init(&transport->stores_lock, NULL);
-    (void)pthread_cond_init(&transport->quiet, NULL);
     rc = heft_object_limits_read(&transport->limits, error);
     if (rc)
         goto fail;
@@ -102,15 +105,15 @@ static void object_close(struct heft_transport *transport)
     uint32_t index;
 
     HEFT_ASSERT(!heft_worker_self());
-    (void)pthread_mutex_lock(&transport->lock);
+    (void)pthread_mutex_lock(&transport->tasks.lock);
     transport->closing = 1;
-    (void)pthread_mutex_unlock(&transport->lock);
+    (void)pthread_mutex_unlock(&transport->tasks.lock);
     for (index = 0; index < transport->lane_count; index++)
         heft_object_lane_kick(&transport->lanes[index]);
-    (void)pthread_mutex_lock(&transport->lock);
+    (void)pthread_mutex_lock(&transport->tasks.lock);
     while (transport->busy_jobs > 0)
-        heft_pool_wait(transport->host.pool, &transport->quiet, &transport->lock);
-    (void)pthread_mutex_unlock(&transport->lock);
+        heft_pool_wait(transport->host.pool, &transport->tasks.quiet, &transport->tasks.lock);
+    (void)pthread_mutex_unlock(&transport->tasks.lock);
     free_transport(transport);
 }
 
@@ -215,19 +218,6 @@ static void object_score(struct heft_transport *transport, struct heft_endpoint 
 
 /* ---- handing out parts ---- */
 
-static void drop_from_queue(struct heft_transport *transport, struct heft_object_task *task)
-{
-    struct heft_object_task **at = &transport->queue;
-
-    while (*at && *at != task)
-        at = &(*at)->queue_next;
-    if (!*at)
-        return;
-    *at = task->queue_next;
-    if (!*at)
-        transport->queue_last = at;
-}
-
 static struct heft_object_lane *least_loaded(struct heft_transport *transport)
 {
     struct heft_object_lane *best = &transport->lanes[0];
@@ -244,8 +234,8 @@ static uint32_t dispatch(struct heft_transport *transport)
 {
     uint32_t lanes = 0;
 
-    while (transport->queue && transport->active < transport->limit) {
-        struct heft_object_task *task = transport->queue;
+    while (transport->tasks.queue && transport->active < transport->limit) {
+        struct heft_object_task *task = (struct heft_object_task *)transport->tasks.queue;
         struct heft_object_flight *flight = transport->free_flights;
         struct heft_object_lane *lane = least_loaded(transport);
 
@@ -262,10 +252,10 @@ static uint32_t dispatch(struct heft_transport *transport)
         lane->incoming = flight;
         lane->load++;
         transport->active++;
-        task->outstanding++;
-        task->cut = !heft_object_parts_left(&task->parts);
-        if (task->cut)
-            drop_from_queue(transport, task);
+        task->common.outstanding++;
+        task->common.cut = !heft_object_parts_left(&task->parts);
+        if (task->common.cut)
+            heft_task_leave_queue(&task->common);
         lanes |= 1u << (uint32_t)(lane - transport->lanes);
     }
     return lanes;
@@ -292,7 +282,7 @@ static void adapt(struct heft_transport *transport, uint64_t bytes)
         return;
     took = now - transport->window_start_ns;
     rate = (uint64_t)((double)transport->window_bytes * (double)HEFT_NS_PER_S / (double)took);
-    if (transport->queue && now >= transport->calm_until_ns && transport->limit < most &&
+    if (transport->tasks.queue && now >= transport->calm_until_ns && transport->limit < most &&
         rate > transport->last_rate + transport->last_rate / 20) {
         transport->limit = transport->limit > most / 2 ? most : transport->limit * 2;
         transport->last_rate = rate;
@@ -308,7 +298,7 @@ void heft_object_slow_down(struct heft_transport *transport)
 {
     uint64_t now = heft_now_ns();
 
-    (void)pthread_mutex_lock(&transport->lock);
+    (void)pthread_mutex_lock(&transport->tasks.lock);
     if (now + CALM_NS > transport->calm_until_ns + SLOW_DOWN_NS) {
         transport->limit = transport->limit > 1 ? transport->limit / 2 : 1;
         heft_log(HEFT_LOG_INFO, "the object store asks for less: %u ranges at once from now on",
@@ -316,71 +306,10 @@ void heft_object_slow_down(struct heft_transport *transport)
     }
     transport->calm_until_ns = now + CALM_NS;
     transport->last_rate = 0;
-    (void)pthread_mutex_unlock(&transport->lock);
+    (void)pthread_mutex_unlock(&transport->tasks.lock);
 }
 
-/* ---- tasks ---- */
-
-/* The first failure stays, and nothing more is cut. Under the lock. */
-static void give_up(struct heft_transport *transport, struct heft_object_task *task, int status,
-                    const struct heft_error *error)
-{
-    if (task->status == 0) {
-        if (error && error->code)
-            task->error = *error;
-        else
-            (void)heft_error_set(&task->error, status, "%s", heft_error_text(status));
-        __atomic_store_n(&task->status, status, __ATOMIC_RELAXED);
-    }
-    if (!task->cut) {
-        task->cut = 1;
-        drop_from_queue(transport, task);
-    }
-}
-
-static void recycle(struct heft_transport *transport, struct heft_object_task *task)
-{
-    if (task->parts.order_capacity > KEPT_ORDER)
-        heft_object_parts_free(&task->parts);
-    task->next = transport->free_tasks;
-    transport->free_tasks = task;
-}
-
-/* Called with the lock, which it gives up: reports the task when nothing of it is left. */
-static void unlock_and_report(struct heft_transport *transport, struct heft_object_task *task)
-{
-    struct heft_endpoint *endpoint = task->endpoint;
-    struct heft_transport_op *op = task->op;
-    struct heft_error error = HEFT_ERROR_INIT;
-    int status;
-
-    if (!task->cut || task->outstanding > 0) {
-        (void)pthread_mutex_unlock(&transport->lock);
-        return;
-    }
-    if (task->prev)
-        task->prev->next = task->next;
-    else
-        endpoint->tasks = task->next;
-    if (task->next)
-        task->next->prev = task->prev;
-    status = task->status;
-    if (status == 0 && task->landed_bytes != op->total_bytes)
-        status = heft_error_set(&task->error, HEFT_ERR_INTERNAL,
-                                "%" PRIu64 " of %" PRIu64 " bytes arrived, and nothing failed",
-                                task->landed_bytes, op->total_bytes);
-    if (status) {
-        error = task->error;
-        op->failed_move = task->failed_move;
-    }
-    recycle(transport, task);
-    (void)pthread_mutex_unlock(&transport->lock);
-    op->done(op, status, status ? &error : NULL);
-    (void)pthread_mutex_lock(&transport->lock);
-    endpoint->active--;
-    (void)pthread_cond_broadcast(&transport->quiet);
-    (void)pthread_mutex_unlock(&transport->lock);
-}
+/* ---- flights ---- */
 
 void heft_object_flight_end(struct heft_object_flight *flight, int status, const struct heft_error *error)
 {
@@ -388,12 +317,12 @@ void heft_object_flight_end(struct heft_object_flight *flight, int status, const
     struct heft_object_task *task = flight->task;
     uint32_t lanes;
 
-    (void)pthread_mutex_lock(&transport->lock);
-    task->landed_bytes += flight->part.landed_bytes;
+    (void)pthread_mutex_lock(&transport->tasks.lock);
+    task->common.landed_bytes += flight->part.landed_bytes;
     if (status) {
-        if (task->status == 0)
-            task->failed_move = (int64_t)heft_object_part_move(&flight->part);
-        give_up(transport, task, status, error);
+        if (task->common.status == 0)
+            task->common.failed_move = (int64_t)heft_object_part_move(&flight->part);
+        heft_task_give_up(&task->common, status, error);
     } else {
         adapt(transport, flight->part.end - flight->part.begin);
     }
@@ -402,11 +331,11 @@ void heft_object_flight_end(struct heft_object_flight *flight, int status, const
     flight->next = transport->free_flights;
     transport->free_flights = flight;
     lanes = dispatch(transport);
-    (void)pthread_mutex_unlock(&transport->lock);
+    (void)pthread_mutex_unlock(&transport->tasks.lock);
     kick(transport, lanes); /* before the callback, which may take its time */
-    (void)pthread_mutex_lock(&transport->lock);
-    task->outstanding--;
-    unlock_and_report(transport, task);
+    (void)pthread_mutex_lock(&transport->tasks.lock);
+    task->common.outstanding--;
+    heft_task_unlock_and_report(&task->common);
 }
 
 /* ---- endpoints ---- */
@@ -422,6 +351,7 @@ static int object_connect(struct heft_transport *transport, const struct heft_tr
     if (!endpoint)
         return heft_error_set(error, HEFT_ERR_NO_MEMORY, "out of memory for an object endpoint");
     endpoint->transport = transport;
+    endpoint->tasks.tasks = &transport->tasks;
     *endpoint_out = endpoint;
     return HEFT_OK;
 }
@@ -446,106 +376,50 @@ static int object_post(struct heft_endpoint *endpoint, struct heft_transport_op 
 {
     struct heft_transport *transport = endpoint->transport;
     struct heft_object_task *task;
-    struct heft_object_parts parts;
     uint32_t lanes;
     int rc = check_moves(transport, op, error);
 
     if (rc)
         return rc;
-    (void)pthread_mutex_lock(&transport->lock);
-    task = transport->free_tasks;
-    if (task)
-        transport->free_tasks = task->next;
-    (void)pthread_mutex_unlock(&transport->lock);
+    task = (struct heft_object_task *)heft_tasks_reuse(&transport->tasks);
     if (!task)
         task = calloc(1, sizeof(*task));
     if (!task)
         return heft_error_set(error, HEFT_ERR_NO_MEMORY, "out of memory for an object operation");
-    parts = task->parts;
-    *task = (struct heft_object_task){.op = op, .endpoint = endpoint, .parts = parts, .failed_move = -1};
+    heft_task_reset(&task->common, op, &endpoint->tasks);
     task->part_bytes =
         op->total_bytes <= HEFT_OBJECT_WHOLE_BYTES ? HEFT_OBJECT_WHOLE_BYTES : HEFT_OBJECT_PART_BYTES;
-    __atomic_store_n(&op->done_bytes, 0, __ATOMIC_RELAXED);
-    op->failed_move = -1;
     if (heft_object_parts_prepare(&task->parts, op->moves, op->move_count))
         rc = heft_error_set(error, HEFT_ERR_NO_MEMORY, "out of memory for an object operation");
-    task->cut = !rc && !heft_object_parts_left(&task->parts);
-    (void)pthread_mutex_lock(&transport->lock);
-    if (!rc && endpoint->failed)
-        rc = heft_error_set(error, endpoint->failed, "the object endpoint was ended");
-    if (rc) {
-        recycle(transport, task);
-        (void)pthread_mutex_unlock(&transport->lock);
+    task->common.cut = !rc && !heft_object_parts_left(&task->parts);
+    rc = heft_task_begin(&task->common, rc, error);
+    if (rc)
         return rc;
-    }
-    task->next = endpoint->tasks;
-    if (task->next)
-        task->next->prev = task;
-    endpoint->tasks = task;
-    endpoint->active++;
-    if (task->cut) { /* nothing to move */
-        unlock_and_report(transport, task);
-        return HEFT_OK;
-    }
-    *transport->queue_last = task;
-    transport->queue_last = &task->queue_next;
+    (void)pthread_mutex_lock(&transport->tasks.lock);
     lanes = dispatch(transport);
-    (void)pthread_mutex_unlock(&transport->lock);
+    (void)pthread_mutex_unlock(&transport->tasks.lock);
     kick(transport, lanes);
     return HEFT_OK;
 }
 
 static void object_cancel(struct heft_endpoint *endpoint, struct heft_transport_op *op)
 {
-    struct heft_transport *transport = endpoint->transport;
-    struct heft_object_task *task;
-
-    (void)pthread_mutex_lock(&transport->lock);
-    for (task = endpoint->tasks; task && task->op != op; task = task->next)
-        ;
-    if (!task) {
-        (void)pthread_mutex_unlock(&transport->lock);
-        return;
-    }
-    give_up(transport, task, HEFT_ERR_CANCELED, NULL);
-    unlock_and_report(transport, task);
-    kick(transport, UINT32_MAX);
+    if (heft_task_cancel(&endpoint->tasks, op))
+        kick(endpoint->transport, UINT32_MAX);
 }
 
 static void object_fail(struct heft_endpoint *endpoint, int status, const struct heft_error *error)
 {
-    struct heft_transport *transport = endpoint->transport;
-    struct heft_object_task *task;
-
-    (void)pthread_mutex_lock(&transport->lock);
-    endpoint->failed = status;
-    for (task = endpoint->tasks; task; task = task->next)
-        give_up(transport, task, status, error);
-    /* Those without a flight are over now; reporting gives the lock up, so look again from the start. */
-    for (task = endpoint->tasks; task;) {
-        if (task->outstanding > 0) {
-            task = task->next;
-            continue;
-        }
-        unlock_and_report(transport, task);
-        (void)pthread_mutex_lock(&transport->lock);
-        task = endpoint->tasks;
-    }
-    (void)pthread_mutex_unlock(&transport->lock);
-    kick(transport, UINT32_MAX);
+    heft_task_owner_fail(&endpoint->tasks, status, error);
+    kick(endpoint->transport, UINT32_MAX);
 }
 
 /* Not on a worker. What is waited for are lanes that let go of connections. */
 static void object_disconnect(struct heft_endpoint *endpoint)
 {
-    struct heft_transport *transport = endpoint->transport;
-
     HEFT_ASSERT(!heft_worker_self());
     object_fail(endpoint, HEFT_ERR_CANCELED, NULL);
-    (void)pthread_mutex_lock(&transport->lock);
-    while (endpoint->active > 0)
-        heft_pool_wait(transport->host.pool, &transport->quiet, &transport->lock);
-    (void)pthread_mutex_unlock(&transport->lock);
+    heft_task_owner_wait(&endpoint->tasks, endpoint->transport->host.pool);
     free(endpoint);
 }
 

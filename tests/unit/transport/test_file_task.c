@@ -142,8 +142,8 @@ static void pieces_tile_random_moves(void **state)
         while (moves-- > 0)
             add_random_move(&world, &trial, &random, &used, write);
         assert_int_equal(heft_file_task_prepare(&task, &trial.op, HOST_INDEX, &error), 0);
-        assert_int_equal(task.wanted_bytes, trial.op.total_bytes);
-        while (!task.cut) {
+        assert_int_equal(task.common.wanted_bytes, trial.op.total_bytes);
+        while (!task.common.cut) {
             assert_int_equal(heft_file_task_cut(&task, piece_bytes, &piece), 1);
             check_piece(&world, &piece, piece_bytes);
         }
@@ -173,7 +173,7 @@ static void a_billion_tiny_elements_cost_no_time_to_cut(void **state)
     trial_init(&trial, HEFT_OP_READ);
     trial_add(&trial, &host, &file, move);
     assert_int_equal(heft_file_task_prepare(&task, &trial.op, HOST_INDEX, NULL), 0);
-    while (!task.cut) {
+    while (!task.common.cut) {
         assert_int_equal(heft_file_task_cut(&task, MIB, &piece), 1);
         assert_int_equal(piece.begin_bytes, begin);
         assert_true(piece.elements <= HEFT_FILE_MAX_ELEMENTS);

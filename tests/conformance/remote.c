@@ -128,10 +128,14 @@ static int receive_packet(int socket, void *data, size_t size, int *fd_out)
 
 static struct heft_transport_region *find_region(struct side *side, uint64_t id)
 {
-    for (int i = 0; i < SIDE_MAX_REGIONS; i++)
+    struct heft_transport_region *found = NULL;
+
+    pthread_mutex_lock(&side->lock);
+    for (int i = 0; i < SIDE_MAX_REGIONS && !found; i++)
         if (side->regions[i].used && side->regions[i].region.id == id)
-            return &side->regions[i].region;
-    return NULL;
+            found = &side->regions[i].region;
+    pthread_mutex_unlock(&side->lock);
+    return found;
 }
 
 /*

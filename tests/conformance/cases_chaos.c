@@ -33,7 +33,7 @@ static void rig_open(struct rig *rig, uint32_t drop_every, uint32_t fail_at)
                                .length_bytes = BYTES,
                                .filled_bytes = BYTES,
                                .seed = 4};
-    struct region_spec near = {.kind = MEMORY_PRIVATE, .length_bytes = BYTES * OPS};
+    struct region_spec near = {.kind = current_setup->near, .length_bytes = BYTES * OPS};
 
     heft_chaos_configure(&options);
     pair_open(&rig->pair, current_setup);

@@ -17,8 +17,16 @@
 #define FAR_SEED 7u
 #define MAX_MOVES 600
 
-static const struct region_spec near_spec = {
-    .kind = MEMORY_PRIVATE, .length_bytes = NEAR_BYTES, .filled_bytes = NEAR_BYTES, .seed = 3};
+#define NEAR_SEED 3u
+
+static struct region_spec near_spec(void)
+{
+    struct region_spec spec = {.kind = current_setup->near,
+                               .length_bytes = NEAR_BYTES,
+                               .filled_bytes = NEAR_BYTES,
+                               .seed = NEAR_SEED};
+    return spec;
+}
 
 static struct region_spec far_spec(void)
 {
@@ -108,16 +116,16 @@ static void apply_moves(const struct heft_move *moves, size_t count, enum heft_o
 
 static void run_random_lists(enum heft_op kind, uint64_t seed, int rounds)
 {
-    struct region_spec spec = far_spec();
+    struct region_spec spec = far_spec(), here = near_spec();
     struct heft_move *moves = calloc(MAX_MOVES, sizeof(*moves));
     char *near_model = malloc(NEAR_BYTES), *far_model = malloc(FAR_BYTES);
     struct pair pair;
     struct heft_transport_region *near, *far;
 
     pair_open(&pair, current_setup);
-    near = side_region_add(&pair.near, &near_spec);
+    near = side_region_add(&pair.near, &here);
     far = pair_far_region(&pair, &spec);
-    pattern_fill(near_model, near_spec.seed, 0, NEAR_BYTES);
+    pattern_fill(near_model, NEAR_SEED, 0, NEAR_BYTES);
     pattern_fill(far_model, FAR_SEED, 0, FAR_BYTES);
     for (int round = 0; round < rounds; round++) {
         uint64_t state = seed + (uint64_t)round;
@@ -133,14 +141,14 @@ static void run_random_lists(enum heft_op kind, uint64_t seed, int rounds)
         assert_int_equal(op.op.done_bytes, op.op.total_bytes);
         test_op_free(&op);
         if (kind == HEFT_OP_READ)
-            assert_memory_equal(near->address, near_model, NEAR_BYTES);
+            region_expect(near, 0, near_model, NEAR_BYTES);
         else if (current_setup->in_agent)
-            assert_memory_equal(((struct side_region *)(void *)far)->mapping, far_model, FAR_BYTES);
+            region_expect(far, 0, far_model, FAR_BYTES);
         else
             assert_int_equal(remote_region_hash(&pair.remote, far, 0, FAR_BYTES),
                              heft_hash64(far_model, FAR_BYTES, 0));
     }
-    assert_memory_equal(near->address, near_model, NEAR_BYTES);
+    region_expect(near, 0, near_model, NEAR_BYTES);
     pair_far_remove(&pair, far);
     side_region_remove(&pair.near, near);
     pair_close(&pair);
@@ -165,7 +173,7 @@ static void writes_of_random_lists_bring_exactly_their_bytes(void **state)
 
 static void lists_without_bytes_are_done_at_once(void **state)
 {
-    struct region_spec spec = far_spec(), empty = far_spec();
+    struct region_spec spec = far_spec(), empty = far_spec(), here = near_spec();
     struct heft_move moves[3];
     struct pair pair;
     struct heft_transport_region *near, *far, *none;
@@ -174,7 +182,7 @@ static void lists_without_bytes_are_done_at_once(void **state)
     (void)state;
     empty.length_bytes = empty.filled_bytes = 0;
     pair_open(&pair, current_setup);
-    near = side_region_add(&pair.near, &near_spec);
+    near = side_region_add(&pair.near, &here);
     far = pair_far_region(&pair, &spec);
     none = pair_far_region(&pair, &empty);
     memset(moves, 0, sizeof(moves));
@@ -202,7 +210,8 @@ static void offsets_past_4_gib_are_not_cut_to_32_bits(void **state)
 {
     const uint64_t base = ((uint64_t)5 << 30) + 13, bytes = ((uint64_t)3 << 20) + 1;
     struct region_spec spec = far_spec();
-    struct region_spec here = {.kind = MEMORY_PRIVATE, .length_bytes = base + bytes + 64};
+    struct region_spec here = {.kind = current_setup->near, .length_bytes = base + bytes + 64};
+    char zero = 0;
     struct heft_transport_region *near, *far;
     struct heft_move moves[2];
     struct pair pair;
@@ -237,10 +246,10 @@ static void offsets_past_4_gib_are_not_cut_to_32_bits(void **state)
     assert_int_equal(test_op_wait(&op), 0);
     test_op_free(&op);
     pattern_fill(expected, FAR_SEED, base, bytes);
-    assert_memory_equal((char *)near->address + base + 5, expected, bytes);
-    assert_memory_equal((char *)near->address + base + 1, expected, 1);
-    assert_int_equal(*((char *)near->address + base + 2), 0);
-    assert_int_equal(*((char *)near->address + base + 5 + bytes), 0);
+    region_expect(near, base + 5, expected, bytes);
+    region_expect(near, base + 1, expected, 1);
+    region_expect(near, base + 2, &zero, 1);
+    region_expect(near, base + 5 + bytes, &zero, 1);
     pair_far_remove(&pair, far);
     side_region_remove(&pair.near, near);
     pair_close(&pair);
@@ -251,7 +260,7 @@ static void offsets_past_4_gib_are_not_cut_to_32_bits(void **state)
 
 static void thousands_of_operations_in_flight_all_end_right(void **state)
 {
-    struct region_spec spec = far_spec();
+    struct region_spec spec = far_spec(), here = near_spec();
     struct heft_transport_region *near, *far;
     struct heft_move *moves = calloc(FLOOD_OPS, sizeof(*moves));
     struct test_op *ops = calloc(FLOOD_OPS, sizeof(*ops));
@@ -261,9 +270,9 @@ static void thousands_of_operations_in_flight_all_end_right(void **state)
 
     (void)state;
     pair_open(&pair, current_setup);
-    near = side_region_add(&pair.near, &near_spec);
+    near = side_region_add(&pair.near, &here);
     far = pair_far_region(&pair, &spec);
-    pattern_fill(model, near_spec.seed, 0, NEAR_BYTES);
+    pattern_fill(model, NEAR_SEED, 0, NEAR_BYTES);
     pattern_fill(source, FAR_SEED, 0, FAR_BYTES);
     for (int i = 0; i < FLOOD_OPS; i++) {
         uint64_t length =
@@ -286,7 +295,7 @@ static void thousands_of_operations_in_flight_all_end_right(void **state)
         assert_int_equal(test_op_wait(&ops[i]), 0);
         test_op_free(&ops[i]);
     }
-    assert_memory_equal(near->address, model, NEAR_BYTES);
+    region_expect(near, 0, model, NEAR_BYTES);
     pair_far_remove(&pair, far);
     side_region_remove(&pair.near, near);
     pair_close(&pair);

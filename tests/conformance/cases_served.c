@@ -33,7 +33,7 @@ static void served_open(struct served *served, uint32_t flags)
                               .length_bytes = FAR_BYTES,
                               .filled_bytes = FAR_BYTES,
                               .seed = 5};
-    struct region_spec near = {.kind = MEMORY_PRIVATE, .length_bytes = FAR_BYTES * READS};
+    struct region_spec near = {.kind = current_setup->near, .length_bytes = FAR_BYTES * READS};
 
     pair_open(&served->pair, current_setup);
     served->near = side_region_add(&served->pair.near, &near);

@@ -6,6 +6,7 @@
 #include "conformance/cases.h"
 #include "base/error.h"
 #include "certs.h"
+#include "space/cuda.h"
 #include "transport/chaos/chaos.h"
 #include "transport/worker.h"
 
@@ -45,6 +46,41 @@ static const struct setup setups[] = {
     {.name = "file", .transport = "file", .in_agent = 1, .memory = MEMORY_FILE},
     {.name = "chaos-local", .transport = "chaos", .base = "local", .process = 1, .memory = MEMORY_SHARED},
     {.name = "chaos-tcp", .transport = "chaos", .base = "tcp", .link = LINK_TCP4, .process = 1, .served = 1},
+    {.name = "cuda-in-agent",
+     .transport = "cuda",
+     .in_agent = 1,
+     .memory = MEMORY_DEVICE,
+     .near = MEMORY_DEVICE},
+    {.name = "cuda-host-in-agent", .transport = "cuda", .in_agent = 1, .memory = MEMORY_DEVICE},
+    {.name = "cuda-pinned",
+     .transport = "cuda",
+     .in_agent = 1,
+     .memory = MEMORY_DEVICE_PLAIN,
+     .near = MEMORY_PINNED},
+    {.name = "cuda-file", .transport = "cuda", .in_agent = 1, .memory = MEMORY_FILE, .near = MEMORY_DEVICE},
+    {.name = "cuda-two-agents", .transport = "cuda", .memory = MEMORY_DEVICE, .near = MEMORY_DEVICE_PLAIN},
+    {.name = "cuda-mapped",
+     .transport = "cuda",
+     .process = 1,
+     .memory = MEMORY_DEVICE,
+     .near = MEMORY_DEVICE},
+    {.name = "cuda-opened",
+     .transport = "cuda",
+     .process = 1,
+     .memory = MEMORY_DEVICE_PLAIN,
+     .near = MEMORY_DEVICE_PLAIN},
+    {.name = "cuda-to-host", .transport = "cuda", .process = 1, .memory = MEMORY_DEVICE},
+    {.name = "cuda-of-host",
+     .transport = "cuda",
+     .process = 1,
+     .memory = MEMORY_SHARED,
+     .near = MEMORY_DEVICE},
+    {.name = "chaos-cuda",
+     .transport = "chaos",
+     .base = "cuda",
+     .process = 1,
+     .memory = MEMORY_DEVICE,
+     .near = MEMORY_DEVICE},
 };
 
 const struct setup *current_setup;
@@ -66,17 +102,21 @@ static void make_certificates(char folder[64])
     certs_authority_free(&authority);
 }
 
-/* Where UCX is not installed its rows have nothing to run: 1, and why. */
-static int lacks_ucx(void)
+/* Where UCX is not installed, or no GPU is there, its rows have nothing to run: 1, and why. */
+static int lacks(const struct heft_transport_ops *ops)
 {
     struct heft_error error = HEFT_ERROR_INIT;
     struct heft_transport *opened = NULL;
+    const struct heft_cu *driver;
     struct heft_transport_host host = {
         .abi = HEFT_TRANSPORT_ABI, .size = sizeof(host), .flags = HEFT_HOST_NAMED};
 
-    if (heft_pool_create(1, &host.pool, &error) == 0 && heft_transport_ucx.open(&host, &opened, &error) == 0)
-        heft_transport_ucx.close(opened);
+    if (heft_pool_create(1, &host.pool, &error) == 0 && ops->open(&host, &opened, &error) == 0)
+        ops->close(opened);
     heft_pool_destroy(host.pool);
+    /* Opening only finds the driver. */
+    if (opened != NULL && ops == &heft_transport_cuda && heft_cuda_load(&driver, &error) != 0)
+        opened = NULL;
     if (opened == NULL)
         (void)printf("[  SKIPPED ] %s: %s\n", current_setup->name, error.text);
     return opened == NULL;
@@ -111,8 +151,11 @@ int main(int argc, char **argv)
         cmocka_set_test_filter(argv[2]);
     if (current_setup->ucx_tls != NULL)
         (void)setenv("UCX_TLS", current_setup->ucx_tls, 1);
-    if (strcmp(current_setup->transport, "ucx") == 0 && lacks_ucx())
+    if (strcmp(current_setup->transport, "ucx") == 0 && lacks(&heft_transport_ucx))
         return 77;
+    if (strncmp(current_setup->name, "cuda", 4) == 0 || strcmp(current_setup->name, "chaos-cuda") == 0)
+        if (lacks(&heft_transport_cuda))
+            return 77;
     if (current_setup->tls) {
         make_certificates(folder);
         tls_link_use(folder);

@@ -12,6 +12,7 @@
 #include <stddef.h>
 #include <stdint.h>
 #include <cmocka.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <time.h>
@@ -128,12 +129,34 @@ void side_close(struct side *side)
     pthread_mutex_destroy(&side->lock);
 }
 
+static int kind_is_device(enum memory_kind kind)
+{
+    return kind == MEMORY_DEVICE || kind == MEMORY_DEVICE_PLAIN;
+}
+
+static void make_device_memory(struct side_region *entry, const struct region_spec *spec, uint64_t bytes)
+{
+    void *filled = malloc(spec->filled_bytes ? spec->filled_bytes : 1);
+
+    assert_non_null(filled);
+    device_memory_make(entry, spec->kind, bytes);
+    pattern_fill(filled, spec->seed, spec->filled_from, spec->filled_bytes);
+    device_memory_put(entry, spec->filled_from, filled, spec->filled_bytes);
+    free(filled);
+}
+
 static void make_memory(struct side_region *entry, const struct region_spec *spec)
 {
     uint64_t bytes = spec->length_bytes > 0 ? spec->length_bytes : 1;
 
     entry->fd = -1;
-    if (spec->kind == MEMORY_PRIVATE) {
+    entry->kind = spec->kind;
+    entry->mapping_bytes = bytes;
+    if (kind_is_device(spec->kind)) {
+        make_device_memory(entry, spec, bytes);
+        return;
+    }
+    if (spec->kind == MEMORY_PRIVATE || spec->kind == MEMORY_PINNED) {
         entry->mapping =
             mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     } else {
@@ -143,9 +166,23 @@ static void make_memory(struct side_region *entry, const struct region_spec *spe
         entry->mapping = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, entry->fd, 0);
     }
     assert_true(entry->mapping != MAP_FAILED);
-    entry->mapping_bytes = bytes;
     pattern_fill((char *)entry->mapping + spec->filled_from, spec->seed, spec->filled_from,
                  spec->filled_bytes);
+    if (spec->kind == MEMORY_PINNED)
+        device_pin(entry);
+}
+
+static void drop_memory(struct side_region *entry)
+{
+    if (kind_is_device(entry->kind)) {
+        device_memory_drop(entry, entry->kind);
+        return;
+    }
+    if (entry->kind == MEMORY_PINNED)
+        device_unpin(entry);
+    assert_int_equal(munmap(entry->mapping, entry->mapping_bytes), 0);
+    if (entry->fd >= 0)
+        (void)close(entry->fd);
 }
 
 struct heft_transport_region *side_region_add(struct side *side, const struct region_spec *spec)
@@ -161,7 +198,9 @@ struct heft_transport_region *side_region_add(struct side *side, const struct re
     memset(entry, 0, sizeof(*entry));
     make_memory(entry, spec);
     entry->region.id = side->next_id++;
-    entry->region.space = spec->kind == MEMORY_FILE ? HEFT_SPACE_FILE : HEFT_SPACE_HOST;
+    entry->region.space = spec->kind == MEMORY_FILE    ? HEFT_SPACE_FILE
+                          : kind_is_device(spec->kind) ? HEFT_SPACE_CUDA
+                                                       : HEFT_SPACE_HOST;
     entry->region.flags = spec->flags;
     entry->region.length_bytes = spec->length_bytes;
     entry->region.address = spec->kind == MEMORY_FILE ? NULL : entry->mapping;
@@ -203,9 +242,7 @@ void side_region_remove(struct side *side, struct heft_transport_region *region)
     assert_int_equal(pins, 0);
     if (side->ops->region_remove != NULL)
         side->ops->region_remove(side->transport, region);
-    assert_int_equal(munmap(entry->mapping, entry->mapping_bytes), 0);
-    if (entry->fd >= 0)
-        (void)close(entry->fd);
+    drop_memory(entry);
 }
 
 static void op_done(struct heft_transport_op *op, int status, const struct heft_error *error)

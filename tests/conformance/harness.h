@@ -17,7 +17,15 @@
 
 enum link_kind { LINK_NONE, LINK_UNIX, LINK_TCP4, LINK_TCP6 };
 
-enum memory_kind { MEMORY_PRIVATE, MEMORY_SHARED, MEMORY_FILE };
+/* DEVICE: pieces of the driver's virtual memory management; PLAIN: one allocation; PINNED: of the host. */
+enum memory_kind {
+    MEMORY_PRIVATE,
+    MEMORY_SHARED,
+    MEMORY_FILE,
+    MEMORY_DEVICE,
+    MEMORY_DEVICE_PLAIN,
+    MEMORY_PINNED
+};
 
 struct region_spec {
     enum memory_kind kind;
@@ -33,8 +41,10 @@ struct side_region {
     int pins;
     int used;
     int fd;
-    void *mapping;
+    enum memory_kind kind;
+    void *mapping; /* an address of the GPU, of DEVICE kinds */
     uint64_t mapping_bytes;
+    struct heft_device_memory *device;
 };
 
 /* One agent's stand-in. */
@@ -71,6 +81,20 @@ struct heft_transport_region *side_region_add(struct side *side, const struct re
 /* Waits until no pin is left (a test fails after 20 s), then frees. */
 void side_region_remove(struct side *side, struct heft_transport_region *region);
 int side_pins(struct side *side);
+/* The bytes of a region of a side in this process, wherever they lie. */
+void region_get(const struct heft_transport_region *region, uint64_t offset, void *to, uint64_t length);
+void region_set(const struct heft_transport_region *region, uint64_t offset, int value, uint64_t length);
+void region_expect(const struct heft_transport_region *region, uint64_t offset, const void *wanted,
+                   uint64_t length);
+/* Device memory whose bytes are all this one. */
+void device_expect_all(const struct heft_transport_region *region, int value, uint64_t length);
+/* Zeroed. */
+void device_memory_make(struct side_region *entry, enum memory_kind kind, uint64_t bytes);
+void device_memory_drop(struct side_region *entry, enum memory_kind kind);
+void device_memory_put(const struct side_region *entry, uint64_t offset, const void *from, uint64_t length);
+void device_pin(struct side_region *entry);
+void device_unpin(struct side_region *entry);
+int device_is_real(void); /* not tests/gpu/fake */
 
 void remote_open_inside(struct remote *remote, struct side *side, enum link_kind link);
 void remote_open_process(struct remote *remote, const char *transport, enum link_kind link);

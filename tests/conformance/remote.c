@@ -41,8 +41,8 @@ struct reply {
 const struct heft_transport_ops *transport_named(const char *name)
 {
     static const struct heft_transport_ops *const all[] = {&heft_transport_local, &heft_transport_tcp,
-                                                           &heft_transport_file, &heft_transport_ucx,
-                                                           &heft_transport_chaos};
+                                                           &heft_transport_file,  &heft_transport_ucx,
+                                                           &heft_transport_cuda,  &heft_transport_chaos};
 
     for (size_t i = 0; i < sizeof(all) / sizeof(all[0]); i++)
         if (strcmp(all[i]->name, name) == 0)
@@ -149,8 +149,11 @@ static PLAIN_LOOP uint64_t hash_at_rest(const struct side_region *region, uint64
     uint64_t hash;
 
     assert_non_null(copy);
-    for (uint64_t at = 0; at < length; at++)
-        copy[at] = from[at];
+    if (region->region.space == HEFT_SPACE_CUDA)
+        region_get(&region->region, offset, copy, length);
+    else
+        for (uint64_t at = 0; at < length; at++)
+            copy[at] = from[at];
     hash = heft_hash64(copy, length, 0);
     free(copy);
     return hash;
@@ -182,7 +185,8 @@ static int execute(struct side *side, const struct request *request, int fd, str
         reply->rc = side->ops->accept(side->transport, fd, request->session, &error);
         break;
     case CMD_DROP:
-        side->ops->drop_session(side->transport, request->session);
+        if (side->ops->drop_session != NULL)
+            side->ops->drop_session(side->transport, request->session);
         break;
     case CMD_PINS:
         reply->value = (uint64_t)side_pins(side);
@@ -310,8 +314,8 @@ void remote_region_add(struct remote *remote, const struct region_spec *spec,
 
     command(remote, &request, -1, &reply, &fd);
     *view_out = reply.region;
-    view_out->fd = spec->kind == MEMORY_SHARED ? fd : -1;
-    if (spec->kind != MEMORY_SHARED && fd >= 0)
+    view_out->fd = spec->kind == MEMORY_FILE ? -1 : fd; /* shared memory, or a carrier of device memory */
+    if (spec->kind == MEMORY_FILE && fd >= 0)
         (void)close(fd);
     view_out->label = "";
     memset(view_out->slot, 0, sizeof(view_out->slot));

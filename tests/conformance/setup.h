@@ -13,11 +13,18 @@ struct setup {
     int in_agent;            /* both sides are regions of one agent */
     int process;             /* the peer is a process of its own */
     enum memory_kind memory; /* of the peer's regions */
+    enum memory_kind near;   /* of this side's */
     int served;              /* the peer's transport serves: it pins, and dies with its process */
     int no_write;
     int tls;             /* dialed connections speak it */
     const char *ucx_tls; /* what UCX may use, where the transport is ucx */
 };
+
+/* The GPU reaches both sides: operations of megabytes are begun whole as soon as they are posted. */
+static inline int setup_is_direct(const struct setup *setup)
+{
+    return setup->near >= MEMORY_DEVICE && setup->memory >= MEMORY_DEVICE;
+}
 
 /* A setup at work. */
 struct pair {

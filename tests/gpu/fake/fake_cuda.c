@@ -44,7 +44,8 @@ struct memory {
 
 struct step {
     struct step *next;
-    int kind; /* 0 copy, 1 event, 2 copy kernel, 3 digest kernel, 4 word written, 5 word waited for */
+    int kind; /* 0 copy, 1 event, 2 copy kernel, 3 digest kernel, 4 word written, 5 word waited for, 6 bytes
+                 set */
     uint8_t *to;
     const uint8_t *from;
     size_t size;
@@ -175,6 +176,25 @@ static int copy_bytes(uint64_t to, uint64_t from, size_t size)
     return 0;
 }
 
+/* Whole memories that become zero give their pages back: tests have some of gigabytes. */
+static int set_bytes(uint64_t to, int value, size_t size)
+{
+    while (size > 0) {
+        size_t some = size, pages;
+        uint8_t *there = bytes_at(to, &some);
+
+        if (!there)
+            return BAD_ADDRESS;
+        pages = some & ~(size_t)4095;
+        if (value || (uintptr_t)there % 4096 || !pages || madvise(there, pages, MADV_REMOVE))
+            pages = 0;
+        memset(there + pages, value, some - pages);
+        to += some;
+        size -= some;
+    }
+    return 0;
+}
+
 static int run_copy_kernel(const uint64_t *arguments)
 {
     uint64_t index, piece, pieces = 0;
@@ -269,6 +289,8 @@ static int run_step(heft_cu_stream stream)
         stream->failed = run_digest_kernel(step->arguments);
     else if (step->kind == 4 && !stream->failed)
         write_word(step);
+    else if (step->kind == 6 && !stream->failed)
+        stream->failed = set_bytes((uintptr_t)step->to, (int)step->arguments[0], step->size);
     free(step);
     return 1;
 }
@@ -497,6 +519,13 @@ API(cuMemcpyAsync)(heft_cu_pointer to, heft_cu_pointer from, size_t bytes, heft_
                                           .to = (uint8_t *)(uintptr_t)to,
                                           .from = (const uint8_t *)(uintptr_t)from,
                                           .size = bytes}));
+}
+
+API(cuMemsetD8Async)(heft_cu_pointer to, unsigned char value, size_t bytes, heft_cu_stream stream)
+{
+    LOCKED(add_step(
+        stream,
+        (struct step){.kind = 6, .to = (uint8_t *)(uintptr_t)to, .size = bytes, .arguments = {value}}));
 }
 
 static heft_cu_result host_locked(void **pointer_out, size_t bytes)

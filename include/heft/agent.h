@@ -190,7 +190,8 @@ enum heft_region_flags {
  * HOST: `memory` (shareable, the fast way), or `address` and `length_bytes` of any memory of the caller.
  * CUDA: `address` (a device pointer: cudaMalloc, virtual memory management, a tensor's data_ptr) and
  * `length_bytes`; register whole allocations, tensors are offsets in them. Peers of this host map it. Work of
- * streams that writes or reads it is the caller's to wait for before a transfer is posted.
+ * streams that writes or reads it is the caller's to wait for before a transfer is posted, or to name
+ * (after_event, after_stream).
  * FILE: `fd` (dup'ed; `path` then only names it in messages) or `path`; length_bytes 0 means the file's size
  * now. OBJECT: `path` is a URL (http, https, s3); with length_bytes and `version` nothing is asked; without,
  * the store is asked for them here, which may take seconds. The caller keeps the memory valid until
@@ -323,7 +324,8 @@ typedef void (*heft_xfer_done_fn)(struct heft_xfer *xfer, const struct heft_xfer
 enum heft_xfer_flags {
     HEFT_XFER_INLINE = 1, /* the posting thread may move the bytes itself before post returns */
     HEFT_XFER_COUNT = 2,  /* WRITE to a peer: counts one on its counter `counter` when all bytes are there */
-    HEFT_XFER_EVENT = 4   /* its ends are told by heft_agent_next_finished */
+    HEFT_XFER_EVENT = 4,  /* its ends are told by heft_agent_next_finished */
+    HEFT_XFER_AFTER_STREAM = 8 /* each post waits for what is on `after_stream` by then */
 };
 
 struct heft_xfer_options {
@@ -341,10 +343,20 @@ struct heft_xfer_options {
     const void *notification;
     size_t notification_bytes;
     uint32_t counter; /* with HEFT_XFER_COUNT; any value */
+    /*
+     * Work on a GPU that each post waits for, before the first byte is read or written; CUDA's own handles.
+     * after_event: a CUevent (cudaEvent_t), as it was recorded last; it must not be recorded again or
+     * destroyed until the transfer is over. after_stream, with HEFT_XFER_AFTER_STREAM: a CUstream
+     * (cudaStream_t; NULL is the default stream of the posting thread's device), not one that is being
+     * captured. The post returns at once, and no stream of the caller waits. The deadlines run meanwhile;
+     * what was handed to the GPU already ends after that work, also when it is canceled. Only where the
+     * bytes are moved by the cuda transport (post: UNSUPPORTED).
+     */
+    void *after_event, *after_stream;
 };
-#define HEFT_XFER_OPTIONS_INIT                                      \
-    {                                                               \
-        sizeof(struct heft_xfer_options), 0, 0, 0, 0, 0, 0, 0, 0, 0 \
+#define HEFT_XFER_OPTIONS_INIT                                            \
+    {                                                                     \
+        sizeof(struct heft_xfer_options), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0 \
     }
 
 #define HEFT_NOTIFICATION_MAX_BYTES 8192

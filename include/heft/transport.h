@@ -75,6 +75,10 @@ struct heft_transport_op {
      * nothing can be kept. moves_id names the moves: others have another one. */
     void **kept;
     uint64_t moves_id;
+    /* Work on a GPU that must be over first, as heft_xfer_options has it (HEFT_XFER_AFTER_STREAM in `flags`);
+     * only for a transport with HEFT_TRANSPORT_ORDERS. */
+    void *after_event, *after_stream;
+    uint32_t held; /* the transport's; atomic: not to be begun yet */
 };
 
 /* A connected peer as transports see it. */
@@ -120,6 +124,7 @@ enum heft_transport_host_flags {
 
 enum heft_transport_flags {
     HEFT_TRANSPORT_TLS = 1,    /* asks take_tls for each of its descriptors */
+    HEFT_TRANSPORT_ORDERS = 4, /* waits for after_event and after_stream of an operation */
     HEFT_TRANSPORT_REACHES = 2 /* once dialed, its client moves bytes without this process: regions are given
                                   back when the client has let go of them */
 };

@@ -392,7 +392,8 @@ static int check_options(const struct heft_agent *agent, enum heft_op op, const 
         return heft_error_set(error, HEFT_ERR_INVALID, "unknown operation %d", (int)op);
     if (peer && peer->agent != agent)
         return heft_error_set(error, HEFT_ERR_INVALID, "the peer is another agent's");
-    if (options->flags & ~(uint32_t)(HEFT_XFER_INLINE | HEFT_XFER_COUNT | HEFT_XFER_EVENT))
+    if (options->flags &
+        ~(uint32_t)(HEFT_XFER_INLINE | HEFT_XFER_COUNT | HEFT_XFER_EVENT | HEFT_XFER_AFTER_STREAM))
         return heft_error_set(error, HEFT_ERR_INVALID, "unknown transfer flags 0x%x", options->flags);
     if (options->notification_bytes && !options->notification)
         return heft_error_set(error, HEFT_ERR_INVALID, "a notification of %zu bytes, but no bytes",

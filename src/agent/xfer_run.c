@@ -52,6 +52,13 @@ static void unpin_regions(struct heft_xfer *xfer)
     (void)pthread_mutex_unlock(&xfer->agent->region_lock);
 }
 
+/* Whether the route can't wait for work on a GPU, and would have to. */
+static int breaks_order(const struct heft_xfer *xfer)
+{
+    return (xfer->options.after_event || (xfer->options.flags & HEFT_XFER_AFTER_STREAM)) &&
+           !(xfer->agent->transports[xfer->slot->index].ops.flags & HEFT_TRANSPORT_ORDERS);
+}
+
 /* A hold on the peer and on the endpoint. */
 static int enter_peer(struct heft_xfer *xfer, struct heft_endpoint **endpoint_out, struct heft_error *error)
 {
@@ -74,6 +81,11 @@ static int enter_peer(struct heft_xfer *xfer, struct heft_endpoint **endpoint_ou
             rc = heft_error_set(error, HEFT_ERR_UNAVAILABLE,
                                 "%s is not connected to '%s' any more: create a transfer to connect again",
                                 xfer->agent->transports[slot->index].ops.name, peer->name);
+        else if (breaks_order(xfer))
+            rc = heft_error_set(error, HEFT_ERR_UNSUPPORTED,
+                                "%s moves these bytes and can't wait for work on a GPU: wait for it before "
+                                "the post, and name no event or stream",
+                                xfer->agent->transports[slot->index].ops.name);
         else
             slot->users++;
     }
@@ -379,7 +391,9 @@ static void begin(struct heft_xfer *xfer)
                                           .failed_move = -1,
                                           .done = op_done,
                                           .kept = &xfer->kept,
-                                          .moves_id = xfer->moves_id};
+                                          .moves_id = xfer->moves_id,
+                                          .after_event = xfer->options.after_event,
+                                          .after_stream = xfer->options.after_stream};
     result->size = sizeof(*result);
     result->status = HEFT_ERR_AGAIN;
     result->bytes = 0;

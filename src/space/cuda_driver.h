@@ -108,6 +108,7 @@ struct heft_cu_access {
     X(primary_release, cuDevicePrimaryCtxRelease_v2, (heft_cu_device device))                               \
     X(context_push, cuCtxPushCurrent_v2, (heft_cu_context context))                                         \
     X(context_pop, cuCtxPopCurrent_v2, (heft_cu_context * context_out))                                     \
+    X(context_current, cuCtxGetCurrent, (heft_cu_context * context_out))                                    \
     X(context_peer, cuCtxEnablePeerAccess, (heft_cu_context peer, unsigned flags))                          \
     X(mem_info, cuMemGetInfo_v2, (size_t * free_out, size_t * total_out))                                   \
     X(mem_alloc, cuMemAlloc_v2, (heft_cu_pointer * pointer_out, size_t bytes))                              \
@@ -157,6 +158,7 @@ struct heft_cu_access {
        unsigned block_y, unsigned block_z, unsigned shared_bytes, heft_cu_stream stream, void **parameters, \
        void **extra))                                                                                       \
     X(stream_query, cuStreamQuery, (heft_cu_stream stream))                                                 \
+    X(stream_context, cuStreamGetCtx, (heft_cu_stream stream, heft_cu_context * context_out))               \
     X(stream_wait_event, cuStreamWaitEvent, (heft_cu_stream stream, heft_cu_event event, unsigned flags))   \
     X(host_register, cuMemHostRegister_v2, (void *pointer, size_t bytes, unsigned flags))                   \
     X(host_unregister, cuMemHostUnregister, (void *pointer))

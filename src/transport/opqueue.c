@@ -128,6 +128,15 @@ int heft_opqueue_post(struct heft_opqueue *queue, struct heft_transport_op *op, 
     return rc;
 }
 
+struct heft_transport_op *heft_opqueue_next_locked(const struct heft_opqueue *queue)
+{
+    struct heft_transport_op *op = queue->head;
+
+    while (op != NULL && __atomic_load_n(&op->held, __ATOMIC_ACQUIRE))
+        op = op->next;
+    return op;
+}
+
 int heft_opqueue_claim(struct heft_opqueue *queue, uint64_t max_bytes, uint32_t max_cuts,
                        struct heft_claim *claim_out)
 {
@@ -137,8 +146,7 @@ int heft_opqueue_claim(struct heft_opqueue *queue, uint64_t max_bytes, uint32_t 
     struct heft_cut cut;
 
     pthread_mutex_lock(&queue->lock);
-    while (queue->head != NULL) {
-        claim.op = queue->head;
+    while ((claim.op = heft_opqueue_next_locked(queue)) != NULL) {
         state = state_of(claim.op);
         claim.start = state->u.cursor;
         while (claim.bytes < max_bytes && claim.cuts < max_cuts) {

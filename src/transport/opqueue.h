@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * The operations of one endpoint, from post to done. Movers (worker jobs, streams) claim slices of the oldest
- * operation that has bytes left, several movers at once, and report each slice's end; the last report ends
- * the operation. Nothing is allocated for an operation: its state lies in its own `priv`, only a failure's
- * sentence is copied aside.
+ * operation that has bytes left and is not held, several movers at once, and report each slice's end; the
+ * last report ends the operation. Nothing is allocated for an operation: its state lies in its own `priv`,
+ * only a failure's sentence is copied aside.
  *
  * done is called without the lock, from heft_opqueue_drain. Whoever ends slices drains afterwards.
  */
@@ -44,6 +44,8 @@ int heft_opqueue_post_claimed(struct heft_opqueue *queue, struct heft_transport_
 /* 1 and the next slice of at most max_bytes and max_cuts, or 0 when no bytes are left to hand out. */
 int heft_opqueue_claim(struct heft_opqueue *queue, uint64_t max_bytes, uint32_t max_cuts,
                        struct heft_claim *claim_out);
+/* The oldest that may be begun (op->held is 0); NULL: none. With the queue's lock. */
+struct heft_transport_op *heft_opqueue_next_locked(const struct heft_opqueue *queue);
 /* Operations posted whose done has not returned. */
 uint64_t heft_opqueue_active(struct heft_opqueue *queue);
 /* `slices` claims of the operation ended, moved or not; the first status that isn't 0 stays. The operation

@@ -57,15 +57,17 @@ static int cuda_open(const struct heft_transport_host *host, struct heft_transpo
     (void)pthread_cond_init(&transport->changed, NULL);
     slots = host->max_host_bytes / CUDA_SLOT_BYTES;
     slots = slots < SLOTS_MIN ? SLOTS_MIN : slots > CUDA_SLOTS_MAX ? CUDA_SLOTS_MAX : slots;
-    transport->flight_count = CUDA_DIRECT_FLIGHTS + (uint32_t)slots;
+    transport->flight_count = CUDA_DIRECT_FLIGHTS + CUDA_ORDERED_FLIGHTS + (uint32_t)slots;
     for (index = 0; index < transport->flight_count; index++) {
         struct cuda_flight *flight = &transport->flights[index];
 
         flight->transport = transport;
-        flight->staged = index >= CUDA_DIRECT_FLIGHTS;
+        flight->sort = index < CUDA_DIRECT_FLIGHTS                          ? CUDA_DIRECT
+                       : index < CUDA_DIRECT_FLIGHTS + CUDA_ORDERED_FLIGHTS ? CUDA_ORDERED
+                                                                            : CUDA_STAGED;
         flight->job.run = store_job;
-        flight->next = transport->free_flights[flight->staged];
-        transport->free_flights[flight->staged] = flight;
+        flight->next = transport->free_flights[flight->sort];
+        transport->free_flights[flight->sort] = flight;
     }
     *transport_out = (struct heft_transport *)(void *)transport;
     return HEFT_OK;
@@ -97,6 +99,8 @@ static void free_flight(const struct heft_cu *cu, struct cuda_flight *flight, in
         (void)cu->event_destroy(flight->events[device]);
     if (flight->device_items[device])
         (void)cu->mem_free(flight->device_items[device]);
+    if (flight->own[device])
+        (void)cu->stream_destroy(flight->own[device]);
     cuda_flight_free_slot(cu, flight);
     if (flight->items)
         (void)cu->host_free(flight->items);
@@ -224,7 +228,7 @@ static void cuda_score(struct heft_transport *opened, struct heft_endpoint *endp
 
 /* ---- endpoints ---- */
 
-static void drop_endpoint(struct cuda_endpoint *endpoint)
+void cuda_endpoint_drop(struct cuda_endpoint *endpoint)
 {
     struct cuda_transport *transport = endpoint->transport;
 
@@ -240,14 +244,13 @@ static void drop_endpoint(struct cuda_endpoint *endpoint)
     (void)pthread_mutex_unlock(&transport->lock);
 }
 
-/* Wakes up to `wanted` runners that sleep, if their queue has work. */
-static void wake(struct cuda_endpoint *endpoint, struct cuda_way *way, uint64_t wanted)
+void cuda_wake(struct cuda_endpoint *endpoint, struct cuda_way *way, uint64_t wanted)
 {
     while (wanted-- > 0) {
         struct cuda_runner *runner;
 
         (void)pthread_mutex_lock(&way->queue.lock);
-        runner = way->queue.head ? way->idle : NULL;
+        runner = heft_opqueue_next_locked(&way->queue) ? way->idle : NULL;
         if (runner) {
             way->idle = runner->next_idle;
             (void)__atomic_add_fetch(&endpoint->refs, 1, __ATOMIC_RELAXED);
@@ -259,14 +262,14 @@ static void wake(struct cuda_endpoint *endpoint, struct cuda_way *way, uint64_t 
     }
 }
 
-struct cuda_flight *cuda_flight_take(struct cuda_transport *transport, int staged)
+struct cuda_flight *cuda_flight_take(struct cuda_transport *transport, enum cuda_sort sort)
 {
     struct cuda_flight *flight;
 
     (void)pthread_mutex_lock(&transport->lock);
-    flight = transport->free_flights[staged];
+    flight = transport->free_flights[sort];
     if (flight)
-        transport->free_flights[staged] = flight->next;
+        transport->free_flights[sort] = flight->next;
     (void)pthread_mutex_unlock(&transport->lock);
     return flight;
 }
@@ -275,9 +278,10 @@ void cuda_flight_drop(struct cuda_flight *flight)
 {
     struct cuda_transport *transport = flight->transport;
 
+    cuda_after_drop(transport->cu, &flight->after);
     (void)pthread_mutex_lock(&transport->lock);
-    flight->next = transport->free_flights[flight->staged];
-    transport->free_flights[flight->staged] = flight;
+    flight->next = transport->free_flights[flight->sort];
+    transport->free_flights[flight->sort] = flight;
     (void)pthread_mutex_unlock(&transport->lock);
 }
 
@@ -287,19 +291,20 @@ static void give_flight(struct cuda_flight *flight)
     struct cuda_transport *transport = flight->transport;
     struct cuda_endpoint *endpoint;
 
+    cuda_after_drop(transport->cu, &flight->after);
     (void)pthread_mutex_lock(&transport->lock);
     flight->endpoint = NULL;
-    flight->next = transport->free_flights[flight->staged];
-    transport->free_flights[flight->staged] = flight;
-    for (endpoint = transport->endpoints; endpoint; endpoint = endpoint->next)
-        wake(endpoint, flight->staged ? &endpoint->staged : &endpoint->direct, 1);
+    flight->next = transport->free_flights[flight->sort];
+    transport->free_flights[flight->sort] = flight;
+    for (endpoint = transport->endpoints; endpoint && flight->sort != CUDA_ORDERED; endpoint = endpoint->next)
+        cuda_wake(endpoint, flight->sort == CUDA_STAGED ? &endpoint->staged : &endpoint->direct, 1);
     (void)pthread_mutex_unlock(&transport->lock);
 }
 
 void cuda_flight_end(struct cuda_flight *flight)
 {
     struct cuda_endpoint *endpoint = flight->endpoint;
-    struct cuda_way *way = flight->staged ? &endpoint->staged : &endpoint->direct;
+    struct cuda_way *way = flight->sort == CUDA_STAGED ? &endpoint->staged : &endpoint->direct;
     struct heft_transport_op *op = flight->claim.op;
     int failed = __atomic_load_n(&way->queue.failed, __ATOMIC_ACQUIRE);
 
@@ -311,7 +316,7 @@ void cuda_flight_end(struct cuda_flight *flight)
                      flight->failed_move);
     give_flight(flight);
     heft_opqueue_drain(&way->queue);
-    drop_endpoint(endpoint);
+    cuda_endpoint_drop(endpoint);
 }
 
 static void store_job(struct heft_job *job, struct heft_worker *worker)
@@ -335,7 +340,7 @@ void cuda_flight_watch(struct cuda_flight *flight)
     (void)pthread_mutex_unlock(&transport->lock);
 }
 
-static void fly(struct cuda_flight *flight)
+void cuda_flight_fly(struct cuda_flight *flight)
 {
     (void)__atomic_add_fetch(&flight->endpoint->refs, 1, __ATOMIC_RELAXED);
     if (cuda_flight_start(flight))
@@ -348,7 +353,7 @@ static void fly(struct cuda_flight *flight)
 static int start_one(struct cuda_endpoint *endpoint, struct cuda_way *way)
 {
     struct cuda_transport *transport = endpoint->transport;
-    struct cuda_flight *flight = cuda_flight_take(transport, way->staged);
+    struct cuda_flight *flight = cuda_flight_take(transport, way->staged ? CUDA_STAGED : CUDA_DIRECT);
 
     if (!flight)
         return 0;
@@ -358,7 +363,7 @@ static int start_one(struct cuda_endpoint *endpoint, struct cuda_way *way)
         cuda_flight_drop(flight);
         return 0;
     }
-    fly(flight);
+    cuda_flight_fly(flight);
     return 1;
 }
 
@@ -382,11 +387,11 @@ static void run(struct heft_job *job, struct heft_worker *worker)
     (void)pthread_mutex_unlock(&way->queue.lock);
     /* A flight that came free just before that found no runner to wake. */
     (void)pthread_mutex_lock(&transport->lock);
-    has_flight = transport->free_flights[way->staged] != NULL;
+    has_flight = transport->free_flights[way->staged ? CUDA_STAGED : CUDA_DIRECT] != NULL;
     (void)pthread_mutex_unlock(&transport->lock);
     if (has_flight)
-        wake(endpoint, way, 1);
-    drop_endpoint(endpoint);
+        cuda_wake(endpoint, way, 1);
+    cuda_endpoint_drop(endpoint);
 }
 
 static void init_way(struct cuda_endpoint *endpoint, struct cuda_way *way, int staged, uint32_t first,
@@ -446,6 +451,7 @@ static void cuda_fail(struct heft_endpoint *opened, int status, const struct hef
 {
     struct cuda_endpoint *endpoint = endpoint_of(opened);
 
+    cuda_held_forget(endpoint, NULL);
     heft_opqueue_fail(&endpoint->direct.queue, status, error);
     heft_opqueue_fail(&endpoint->staged.queue, status, error);
     heft_opqueue_drain(&endpoint->direct.queue);
@@ -466,7 +472,7 @@ static void cuda_disconnect(struct heft_endpoint *opened)
     *at = endpoint->next;
     (void)pthread_mutex_unlock(&transport->lock);
     cuda_remotes_free(endpoint);
-    drop_endpoint(endpoint);
+    cuda_endpoint_drop(endpoint);
 }
 
 static int cuda_accept(struct heft_transport *transport, int fd, uint64_t session, struct heft_error *error)
@@ -485,6 +491,8 @@ static int cuda_post(struct heft_endpoint *opened, struct heft_transport_op *op,
     struct cuda_way *way;
     int rc;
 
+    if (cuda_op_is_ordered(op) && op->total_bytes > 0)
+        return cuda_order_post(endpoint, op, error);
     if (cuda_list_post(endpoint, op, &rc, error))
         return rc;
     rc = cuda_op_way(endpoint, op, &way, error);
@@ -496,10 +504,10 @@ static int cuda_post(struct heft_endpoint *opened, struct heft_transport_op *op,
         /* What is quickly told to the GPU is told by this thread: a worker would only wake up late. */
         if (!way->staged && op_moves <= POSTED_MOVES)
             (void)start_one(endpoint, way);
-        wake(endpoint, way, slices < endpoint->runner_count ? slices : endpoint->runner_count);
+        cuda_wake(endpoint, way, slices < endpoint->runner_count ? slices : endpoint->runner_count);
         heft_opqueue_drain(&way->queue);
     }
-    drop_endpoint(endpoint);
+    cuda_endpoint_drop(endpoint);
     return rc;
 }
 
@@ -529,7 +537,8 @@ static int cuda_move(struct heft_endpoint *opened, struct heft_transport_op *op,
     size_t index;
     int status;
 
-    if (op->total_bytes == 0 || op->total_bytes > INLINE_BYTES || op->move_count >= CUDA_KERNEL_FROM_PIECES ||
+    if (op->total_bytes == 0 || op->total_bytes > INLINE_BYTES || cuda_op_is_ordered(op) ||
+        op->move_count >= CUDA_KERNEL_FROM_PIECES ||
         __atomic_load_n(&endpoint->direct.queue.failed, __ATOMIC_ACQUIRE))
         return HEFT_ERR_AGAIN;
     for (index = 0; index < op->move_count; index++)
@@ -537,7 +546,7 @@ static int cuda_move(struct heft_endpoint *opened, struct heft_transport_op *op,
             return HEFT_ERR_AGAIN;
     if (cuda_op_way(endpoint, op, &way, NULL) || way->staged)
         return HEFT_ERR_AGAIN;
-    flight = cuda_flight_take(endpoint->transport, 0);
+    flight = cuda_flight_take(endpoint->transport, CUDA_DIRECT);
     if (!flight)
         return HEFT_ERR_AGAIN;
     flight->endpoint = endpoint;
@@ -564,6 +573,7 @@ static void cuda_cancel(struct heft_endpoint *opened, struct heft_transport_op *
     struct cuda_way *ways[2] = {&endpoint->direct, &endpoint->staged};
     int index;
 
+    cuda_held_forget(endpoint, op);
     /* In which queue it waits is not remembered: it is in one at most. */
     for (index = 0; index < 2; index++) {
         if (!heft_opqueue_cancel(&ways[index]->queue, op))
@@ -593,4 +603,5 @@ const struct heft_transport_ops heft_transport_cuda = {
     .cancel = cuda_cancel,
     .forget = cuda_forget,
     .move = cuda_move,
+    .flags = HEFT_TRANSPORT_ORDERS,
 };

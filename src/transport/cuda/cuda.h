@@ -8,8 +8,8 @@
  * stream of ours, by the copy engines or, for many small pieces, as one launch of our kernel. Staged, when
  * one side is a file or host memory that is not pinned: through slots of pinned memory, filled and emptied by
  * the pool's workers. One thread of the transport watches the events behind what was started; no worker
- * waits. Nothing is ever asked of a stream that is not ours, and no device is waited for as a whole: what
- * must have been computed before the bytes are moved is the caller's to wait for before it posts.
+ * waits. No stream of others and no device is waited for as a whole: what must have been computed before the
+ * bytes are moved the caller waits for before it posts, or names.
  *
  *   cuda.c     the table, endpoints, operations from post to done
  *   region.c   what an address is, and handing device memory to peers
@@ -18,6 +18,7 @@
  *   list.c     whole lists in one launch, their tables kept for the next post
  *   launch.c   copies put on streams
  *   watch.c    the thread that sees them arrive
+ *   order.c    operations that wait for work of the caller
  */
 #ifndef HEFT_TRANSPORT_CUDA_CUDA_H
 #define HEFT_TRANSPORT_CUDA_CUDA_H
@@ -29,6 +30,7 @@
 #define CUDA_SLOT_BYTES ((uint64_t)4 << 20)
 #define CUDA_SLOTS_MAX 32u
 #define CUDA_DIRECT_FLIGHTS 16u
+#define CUDA_ORDERED_FLIGHTS 16u
 /* One flight of a direct operation. */
 #define CUDA_DIRECT_BYTES ((uint64_t)512 << 20)
 #define CUDA_DIRECT_CUTS 8192u
@@ -107,17 +109,39 @@ struct cuda_run {
     int kernels; /* a kernel of the flight's device reaches both ends */
 };
 
+/* What a flight, or an operation that is held, waits for. */
+struct cuda_after {
+    heft_cu_event event;     /* NULL: nothing */
+    heft_cu_context context; /* of an event that we made and destroy; NULL: the caller's */
+};
+
+/* An operation in its queue that may not begin yet. */
+struct cuda_held {
+    struct cuda_held *next;
+    struct cuda_endpoint *endpoint;
+    struct cuda_way *way;
+    struct heft_transport_op *op;
+    struct cuda_after after;
+    int device;
+};
+
+/* Flights of a sort are taken and given back apart. ORDERED ones are direct too; each has streams of its own,
+ * so that what waits on the GPU keeps nothing else from its turn. */
+enum cuda_sort { CUDA_DIRECT, CUDA_STAGED, CUDA_ORDERED, CUDA_SORTS };
+
 struct cuda_flight {
     struct heft_job job; /* storing what has come into the slot */
     struct cuda_flight *next;
     struct cuda_endpoint *endpoint;
     struct cuda_transport *transport;
     struct heft_claim claim;
-    int staged;
-    int device;          /* whose streams and events carry it */
-    int inward, outward; /* from, to host memory: which stream carries it */
-    int stores;          /* the slot goes to its places when the event has come */
-    int status;          /* of a start that failed halfway: it ends so when what had begun is over */
+    enum cuda_sort sort;
+    struct cuda_after after;
+    heft_cu_stream own[HEFT_CUDA_MAX_DEVICES]; /* ORDERED */
+    int device;                                /* whose streams and events carry it */
+    int inward, outward;                       /* from, to host memory: which stream carries it */
+    int stores;                                /* the slot goes to its places when the event has come */
+    int status; /* of a start that failed halfway: it ends so when what had begun is over */
     int64_t failed_move;
     struct heft_error error;
     heft_cu_stream stream;  /* what it flies on */
@@ -161,10 +185,11 @@ struct cuda_transport {
     pthread_mutex_t lock;     /* everything below */
     pthread_cond_t changed;
     struct cuda_lane lanes[HEFT_CUDA_MAX_DEVICES];
-    struct cuda_flight flights[CUDA_SLOTS_MAX + CUDA_DIRECT_FLIGHTS];
+    struct cuda_flight flights[CUDA_DIRECT_FLIGHTS + CUDA_ORDERED_FLIGHTS + CUDA_SLOTS_MAX];
     uint32_t flight_count;
-    struct cuda_flight *free_flights[2]; /* direct, staged */
-    struct cuda_flight *started;         /* for the watcher */
+    struct cuda_flight *free_flights[CUDA_SORTS];
+    struct cuda_held *held;
+    struct cuda_flight *started; /* for the watcher */
     struct cuda_endpoint *endpoints;
     uint32_t endpoint_count; /* not freed yet */
     uint64_t endpoints_made;
@@ -242,6 +267,11 @@ void cuda_remotes_free(struct cuda_endpoint *endpoint);
 /* 1: the operation was taken, *rc_out is what post gives. 0: it goes the usual way. */
 int cuda_list_post(struct cuda_endpoint *endpoint, struct heft_transport_op *op, int *rc_out,
                    struct heft_error *error);
+/* The same on a flight that was taken; 0 leaves it to the caller. */
+int cuda_list_post_on(struct cuda_flight *flight, struct cuda_endpoint *endpoint,
+                      struct heft_transport_op *op, int *rc_out, struct heft_error *error);
+/* The GPU that moves the operation. 0: it has no bytes, or none moves it. */
+int cuda_op_device(const struct cuda_endpoint *endpoint, const struct heft_transport_op *op, int *device_out);
 void cuda_forget(struct heft_transport *transport, void *kept);
 void cuda_tables_free(struct cuda_transport *transport);
 
@@ -288,13 +318,33 @@ int cuda_op_way(struct cuda_endpoint *endpoint, const struct heft_transport_op *
 
 /* cuda.c */
 int cuda_start(struct cuda_transport *transport, struct heft_error *error);
-struct cuda_flight *cuda_flight_take(struct cuda_transport *transport, int staged);
+struct cuda_flight *cuda_flight_take(struct cuda_transport *transport, enum cuda_sort sort);
 /* One that was taken and not used. */
 void cuda_flight_drop(struct cuda_flight *flight);
+void cuda_endpoint_drop(struct cuda_endpoint *endpoint);
+/* Its claim begins. */
+void cuda_flight_fly(struct cuda_flight *flight);
+/* Wakes up to `wanted` runners that sleep, if their queue has work. */
+void cuda_wake(struct cuda_endpoint *endpoint, struct cuda_way *way, uint64_t wanted);
 /* It was started: the watcher's from now on. */
 void cuda_flight_watch(struct cuda_flight *flight);
 /* The flight is over: reports, and gives it back. */
 void cuda_flight_end(struct cuda_flight *flight);
+
+/* order.c */
+static inline int cuda_op_is_ordered(const struct heft_transport_op *op)
+{
+    return op->after_event || (op->flags & HEFT_XFER_AFTER_STREAM);
+}
+/* Posts an operation that waits. */
+int cuda_order_post(struct cuda_endpoint *endpoint, struct heft_transport_op *op, struct heft_error *error);
+/* Puts the wait on the flight's stream, if it has one. Inside enter(flight->device). */
+heft_cu_result cuda_order_wait(const struct cuda_flight *flight, heft_cu_stream stream);
+void cuda_after_drop(const struct heft_cu *cu, struct cuda_after *after);
+/* Lets what waits no more begin. */
+void cuda_held_look(struct cuda_transport *transport);
+/* Takes the operation, or (NULL) all of the endpoint, out of those that are looked at. */
+void cuda_held_forget(struct cuda_endpoint *endpoint, const struct heft_transport_op *op);
 
 /* watch.c */
 /* NOT_READY, SUCCESS, or how it failed. `rarely`: the caller sleeps between looks. */

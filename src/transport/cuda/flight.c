@@ -158,7 +158,8 @@ static int slot_bytes(const struct place *place, uint8_t *slot, uint64_t length,
 
 static int stop_wanted(const struct cuda_flight *flight)
 {
-    const struct cuda_way *way = flight->staged ? &flight->endpoint->staged : &flight->endpoint->direct;
+    const struct cuda_way *way =
+        flight->sort == CUDA_STAGED ? &flight->endpoint->staged : &flight->endpoint->direct;
     int failed = __atomic_load_n(&way->queue.failed, __ATOMIC_ACQUIRE);
 
     if (failed)
@@ -300,7 +301,7 @@ static int make_runs(struct cuda_flight *flight, struct heft_error *error)
             flight->failed_move = (int64_t)cut.move_index;
     }
     flight->outward = sides.to.kind == CUDA_SIDE_PINNED || flight->stores;
-    flight->inward = sides.from.kind == CUDA_SIDE_PINNED || (flight->staged && !flight->stores);
+    flight->inward = sides.from.kind == CUDA_SIDE_PINNED || (flight->sort == CUDA_STAGED && !flight->stores);
     return rc;
 }
 

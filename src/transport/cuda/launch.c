@@ -142,6 +142,8 @@ heft_cu_stream cuda_flight_stream(const struct cuda_flight *flight)
     const struct cuda_lane *lane = &flight->transport->lanes[flight->device];
     size_t which = (size_t)(flight - flight->transport->flights) % 2;
 
+    if (flight->sort == CUDA_ORDERED)
+        return flight->own[flight->device];
     return flight->outward ? lane->out[which] : flight->inward ? lane->in[which] : lane->across[which];
 }
 
@@ -240,7 +242,7 @@ int cuda_flight_make(struct cuda_flight *flight, struct heft_error *error)
         flight->runs = calloc(CUDA_DIRECT_CUTS, sizeof(*flight->runs));
     if (!flight->runs)
         return heft_error_set(error, HEFT_ERR_NO_MEMORY, "out of memory for copies");
-    if (flight->staged && !flight->slot)
+    if (flight->sort == CUDA_STAGED && !flight->slot)
         result = make_slot(flight);
     return result ? heft_cuda_error(error, result, "taking %llu bytes of pinned memory (see ulimit -l)",
                                     (unsigned long long)CUDA_SLOT_BYTES)
@@ -279,10 +281,10 @@ int cuda_flight_launch(struct cuda_flight *flight, struct heft_error *error)
     const struct cuda_lane *lane = &flight->transport->lanes[flight->device];
     heft_cu_stream stream = cuda_flight_stream(flight);
     int kernel = wants_kernel(flight, lane);
-    heft_cu_result result = HEFT_CU_SUCCESS;
+    heft_cu_result result = cuda_order_wait(flight, stream);
     uint64_t started = 0;
 
-    if (kernel)
+    if (!result && kernel)
         result = kernel_copies(flight, stream, &started);
     if (!result)
         result = engine_copies(flight, stream, !kernel, &started);

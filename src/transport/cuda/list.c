@@ -206,8 +206,7 @@ static int may_be_list(const struct heft_transport_op *op)
     return op->total_bytes / op->move_count < CUDA_KERNEL_BELOW_BYTES;
 }
 
-static int device_of(const struct cuda_endpoint *endpoint, const struct heft_transport_op *op,
-                     int *device_out)
+int cuda_op_device(const struct cuda_endpoint *endpoint, const struct heft_transport_op *op, int *device_out)
 {
     struct cuda_sides sides;
     size_t index = 0;
@@ -230,7 +229,8 @@ static void launch(struct cuda_flight *flight, const struct cuda_table *table, i
     flight->outward = table->outward;
     flight->inward = table->inward;
     stream = cuda_flight_stream(flight);
-    if (is_new) {
+    result = cuda_order_wait(flight, stream);
+    if (!result && is_new) {
         result = cuda_items_upload(flight, table->items, table->count, stream);
         uploaded = !result;
     }
@@ -309,33 +309,39 @@ static int post_on(struct cuda_flight *flight, struct heft_transport_op *op, str
     return 1;
 }
 
-int cuda_list_post(struct cuda_endpoint *endpoint, struct heft_transport_op *op, int *rc_out,
-                   struct heft_error *error)
+int cuda_list_post_on(struct cuda_flight *flight, struct cuda_endpoint *endpoint,
+                      struct heft_transport_op *op, int *rc_out, struct heft_error *error)
 {
-    struct cuda_transport *transport = endpoint->transport;
     struct cuda_table *table = op->kept ? *op->kept : NULL;
-    struct cuda_flight *flight;
     int device = 0, taken;
 
     if (table && !describes(table, endpoint, op))
         table = NULL;
     if (table)
         device = table->device;
-    else if (!may_be_list(op) || !device_of(endpoint, op, &device))
+    else if (!may_be_list(op) || !cuda_op_device(endpoint, op, &device))
         return 0;
-    flight = cuda_flight_take(transport, 0);
-    if (!flight)
+    if (heft_cuda_enter(device, NULL))
         return 0;
-    if (heft_cuda_enter(device, NULL)) {
-        cuda_flight_drop(flight);
-        return 0;
-    }
     flight->endpoint = endpoint;
     flight->device = device;
     cuda_flight_reset(flight);
     taken = post_on(flight, op, table, rc_out, error);
     heft_cuda_leave();
-    if (!taken)
-        cuda_flight_drop(flight);
     return taken;
+}
+
+int cuda_list_post(struct cuda_endpoint *endpoint, struct heft_transport_op *op, int *rc_out,
+                   struct heft_error *error)
+{
+    struct cuda_flight *flight;
+
+    if (!(op->kept && *op->kept) && !may_be_list(op))
+        return 0;
+    flight = cuda_flight_take(endpoint->transport, CUDA_DIRECT);
+    if (flight && !cuda_list_post_on(flight, endpoint, op, rc_out, error)) {
+        cuda_flight_drop(flight);
+        flight = NULL;
+    }
+    return flight != NULL;
 }

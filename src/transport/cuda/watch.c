@@ -36,11 +36,11 @@ static int collect(struct cuda_transport *transport, struct cuda_flight **flying
     if (*flying && !__atomic_load_n(&transport->started, __ATOMIC_ACQUIRE))
         return 1;
     (void)pthread_mutex_lock(&transport->lock);
-    while (!*flying && !transport->started && !transport->closing)
+    while (!*flying && !transport->started && !transport->held && !transport->closing)
         (void)pthread_cond_wait(&transport->changed, &transport->lock);
     started = transport->started;
     __atomic_store_n(&transport->started, NULL, __ATOMIC_RELAXED);
-    goes_on = *flying || started || !transport->closing;
+    goes_on = *flying || started || transport->held || !transport->closing;
     (void)pthread_mutex_unlock(&transport->lock);
     while (*end)
         end = &(*end)->next;
@@ -120,7 +120,7 @@ void *cuda_watch_main(void *argument)
     struct cuda_transport *transport = argument;
     struct cuda_flight *flying = NULL, *known = NULL;
     uint64_t news_ns = heft_now_ns();
-    int rarely = 0; /* it naps between looks */
+    int rarely = 0, holds; /* rarely: it naps between looks */
 
     (void)prctl(PR_SET_TIMERSLACK, 1000); /* naps of 10 us would take 60 */
     while (collect(transport, &flying)) {
@@ -131,10 +131,13 @@ void *cuda_watch_main(void *argument)
         if (look(&flying, rarely) > 0)
             news_ns = heft_now_ns();
         known = flying;
-        if (!flying)
+        holds = __atomic_load_n(&transport->held, __ATOMIC_ACQUIRE) != NULL;
+        if (holds)
+            cuda_held_look(transport);
+        else if (!flying)
             linger(transport);
         now_ns = heft_now_ns();
-        rarely = flying && now_ns - news_ns > SPIN_NS;
+        rarely = (flying || holds) && now_ns - news_ns > SPIN_NS;
         if (rarely) {
             struct timespec nap = {0, now_ns - news_ns > SOON_NS ? LONG_NAP_NS : NAP_NS};
 

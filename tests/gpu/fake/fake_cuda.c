@@ -45,7 +45,7 @@ struct memory {
 struct step {
     struct step *next;
     int kind; /* 0 copy, 1 event, 2 copy kernel, 3 digest kernel, 4 word written, 5 word waited for, 6 bytes
-                 set */
+                 set, 7 event waited for */
     uint8_t *to;
     const uint8_t *from;
     size_t size;
@@ -61,6 +61,9 @@ struct heft_cu_stream_st {
 struct heft_cu_event_st {
     heft_cu_stream stream;
     uint64_t pending;
+    uint64_t recorded, reached; /* counts: a wait is for the record before it */
+    uint64_t waiters;
+    int dropped; /* destroyed, freed when nothing needs it any more */
 };
 struct heft_cu_context_st {
     int device;
@@ -74,6 +77,7 @@ static struct {
     int device, refs;
 } handles[HANDLES];
 static struct heft_cu_context_st contexts[DEVICES] = {{0}, {1}};
+static struct heft_cu_stream_st default_streams[DEVICES] = {{.device = 0}, {.device = 1}};
 static __thread heft_cu_context stack[16];
 static __thread int depth;
 static int started, module_dummy;
@@ -246,12 +250,34 @@ static int run_digest_kernel(const uint64_t *arguments)
     return 0;
 }
 
-/* Whether the step's word has come to what it waits for. */
+static int run_step(heft_cu_stream stream);
+
+/* Nothing runs by itself here: who waits for an event moves the stream that it is on. */
+static int has_come(const struct step *step)
+{
+    heft_cu_event event = step->event;
+    int steps;
+
+    for (steps = 0; steps < STEPS && event->reached < step->arguments[0]; steps++)
+        if (!run_step(event->stream))
+            break;
+    return event->reached >= step->arguments[0];
+}
+
+static void free_event(heft_cu_event event)
+{
+    if (event->dropped && !event->pending && !event->waiters)
+        free(event);
+}
+
+/* Whether what the step waits for has come. */
 static int may_run(const struct step *step)
 {
     size_t size = sizeof(uint32_t);
     const uint32_t *word;
 
+    if (step->kind == 7)
+        return has_come(step);
     if (step->kind != 5)
         return 1;
     word = (const uint32_t *)(const void *)bytes_at((uintptr_t)step->from, &size);
@@ -272,6 +298,8 @@ static int run_step(heft_cu_stream stream)
 {
     struct step *step = stream->first;
 
+    if (!step)
+        return 0;
     running_device = stream->device;
     if (!may_run(step))
         return 0;
@@ -281,9 +309,15 @@ static int run_step(heft_cu_stream stream)
         stream->last = NULL;
     if (step->kind == 0 && !stream->failed)
         stream->failed = copy_bytes((uintptr_t)step->to, (uintptr_t)step->from, step->size);
-    else if (step->kind == 1)
+    else if (step->kind == 1) {
         step->event->pending--;
-    else if (step->kind == 2 && !stream->failed)
+        step->event->reached++;
+        free_event(step->event);
+    } else if (step->kind == 7) {
+        step->event->waiters--;
+        free_event(step->event);
+    }
+    if (step->kind == 2 && !stream->failed)
         stream->failed = run_copy_kernel(step->arguments);
     else if (step->kind == 3 && !stream->failed)
         stream->failed = run_digest_kernel(step->arguments);
@@ -298,6 +332,8 @@ static int run_step(heft_cu_stream stream)
 static heft_cu_result add_step(heft_cu_stream stream, struct step step)
 {
     struct step *made = malloc(sizeof(*made));
+
+    stream = stream ? stream : &default_streams[stack[depth - 1]->device];
 
     if (!made)
         return HEFT_CU_OUT_OF_MEMORY;
@@ -406,6 +442,11 @@ API(cuCtxPopCurrent_v2)(heft_cu_context *context_out)
     if (depth == 0)
         abort();
     *context_out = stack[--depth];
+    return 0;
+}
+API(cuCtxGetCurrent)(heft_cu_context *context_out)
+{
+    *context_out = depth ? stack[depth - 1] : NULL;
     return 0;
 }
 API(cuCtxEnablePeerAccess)(heft_cu_context peer, unsigned flags)
@@ -571,16 +612,19 @@ API(cuEventCreate)(heft_cu_event *event_out, unsigned flags)
 }
 API(cuEventDestroy_v2)(heft_cu_event event)
 {
-    if (event->pending)
-        abort();
-    free(event);
+    (void)pthread_mutex_lock(&lock);
+    event->dropped = 1;
+    free_event(event);
+    (void)pthread_mutex_unlock(&lock);
     return 0;
 }
 
 static heft_cu_result record_locked(heft_cu_event event, heft_cu_stream stream)
 {
+    stream = stream ? stream : &default_streams[stack[depth - 1]->device];
     event->stream = stream;
     event->pending++;
+    event->recorded++;
     return add_step(stream, (struct step){.kind = 1, .event = event});
 }
 API(cuEventRecord)(heft_cu_event event, heft_cu_stream stream)
@@ -619,12 +663,27 @@ API(cuStreamQuery)(heft_cu_stream stream)
 {
     LOCKED(stream_query_locked(stream));
 }
+static heft_cu_result wait_locked(heft_cu_stream stream, heft_cu_event event)
+{
+    if (event->dropped)
+        abort();
+    if (event->reached == event->recorded)
+        return 0;
+    event->waiters++;
+    return add_step(stream, (struct step){.kind = 7, .event = event, .arguments = {event->recorded}});
+}
 API(cuStreamWaitEvent)(heft_cu_stream stream, heft_cu_event event, unsigned flags)
 {
-    (void)stream;
-    (void)event;
-    (void)flags;
-    return depth == 0 ? BAD_CONTEXT : 0;
+    if (flags)
+        return HEFT_CU_INVALID_VALUE;
+    LOCKED(wait_locked(stream, event));
+}
+API(cuStreamGetCtx)(heft_cu_stream stream, heft_cu_context *context_out)
+{
+    if (!stream && depth == 0)
+        return BAD_CONTEXT;
+    *context_out = stream ? &contexts[stream->device] : stack[depth - 1];
+    return 0;
 }
 API(cuStreamWriteValue32_v2)
 (heft_cu_stream stream, heft_cu_pointer address, uint32_t value, unsigned flags)

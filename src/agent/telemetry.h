@@ -56,7 +56,7 @@ struct heft_telemetry_entry {
 };
 
 struct heft_telemetry_list {
-    struct heft_telemetry_entry *entries; /* by name, then pid */
+    struct heft_telemetry_entry *entries; /* those that run first, then by name and pid */
     size_t count, capacity;
     size_t refused;         /* files that are not what they should be */
     struct heft_error last; /* why, of the last one; with its name */

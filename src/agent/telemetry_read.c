@@ -288,10 +288,11 @@ static int read_all_users(struct heft_telemetry_list *list, struct heft_error *e
     return rc;
 }
 
-static int by_name(const void *left, const void *right)
+static int by_state_and_name(const void *left, const void *right)
 {
     const struct heft_telemetry_entry *a = left, *b = right;
-    int order = strcmp(a->head->name, b->head->name);
+    int order = a->state != b->state ? (a->state == HEFT_TELEMETRY_LIVE ? -1 : 1)
+                                     : strcmp(a->head->name, b->head->name);
 
     if (order == 0)
         order = a->head->pid < b->head->pid ? -1 : a->head->pid > b->head->pid;
@@ -322,7 +323,7 @@ int heft_telemetry_read(const char *folder, struct heft_telemetry_list *list_out
         return rc;
     }
     if (list.count)
-        qsort(list.entries, list.count, sizeof(*list.entries), by_name);
+        qsort(list.entries, list.count, sizeof(*list.entries), by_state_and_name);
     *list_out = list;
     return 0;
 }

@@ -59,6 +59,10 @@ def numbers_move_and_a_killed_process_leaves_them():
         other.kill()
         left = stats(fleet, str(other.process.pid))
         assert [a["state"] for a in left] == ["ended"] and left[0]["connects"] == 1, left
+        late = fleet.serve(model, "zz-late", directory)  # who runs comes before who ended, whatever the names
+        late.line("serving")
+        assert [a["state"] for a in stats(fleet)] == ["running", "running", "ended"]
+        late.stop()
         text = fleet.run("stats", check=0)[1]
         assert "ENDED" in text and "READ" in text and "pieces" in text, text
         replica.stop()

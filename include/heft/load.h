@@ -116,12 +116,22 @@ struct heft_load_options {
      * names, dtypes and shapes must be the model's, and so must bytes all over it, which are compared first.
      */
     const char *mirrors;
+    /*
+     * So many loads of this model on any hosts (itself counted, 64 at most) read each byte of what they want
+     * alike from storage once between them and take the rest from each other, every block compared with its
+     * digest. They find each other in `directory`, which is required, and reach each other by `agent`, which
+     * must listen (NULL: one that this host alone can reach). They may start in any order, be late, or die:
+     * after fleet_wait_ms (0: 5 s) a load begins with those that are there. The loaded model is served to the
+     * others until the load is freed. 0 or 1: nobody shares.
+     */
+    uint32_t fleet_loads;
+    uint32_t fleet_wait_ms;
 };
 #define HEFT_LOAD_OPTIONS_INIT                                                                              \
     {                                                                                                       \
         sizeof(struct heft_load_options), 0, HEFT_MODEL_OPTIONS_INIT, 0, 0, 0, 0, (enum heft_load_split)0,  \
             0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, (enum heft_load_experts)0, 0, 0, 0, 0, 0, 0, 0, 0, \
-            0, 0, 0                                                                                         \
+            0, 0, 0, 0, 0                                                                                   \
     }
 
 struct heft_load_progress {
@@ -170,12 +180,19 @@ char *heft_load_report(struct heft_load *load);
  * heft_free; else NULL.
  */
 char *heft_load_trace(struct heft_load *load);
+/*
+ * With fleet_loads, after the load is done: waits up to timeout_ms until the other loads need nothing more of
+ * this one: 0; AGAIN. A load that is freed before costs the others what they have not taken yet: they read it
+ * from storage. Until it is freed the model can't be (BUSY), and its bytes must stay as they are; who changes
+ * them all the same is found out by the others, who then take from elsewhere.
+ */
+int heft_load_leave(struct heft_load *load, uint64_t timeout_ms);
 /* Enters the time that publishing the loaded model took into the report (stage "publish"). */
 void heft_load_note_publish(struct heft_load *load, uint64_t took_ns);
 /* Cancels and waits for the end when still running. */
 void heft_load_free(struct heft_load *load);
 
-/* Start, wait, take: for programs that need nothing between. */
+/* Start, wait, take; with fleet_loads also leave, within 30 s: for programs that need nothing between. */
 int heft_load_model(const struct heft_load_options *options, struct heft_model **model_out,
                     struct heft_error *error);
 

@@ -134,6 +134,8 @@ static int part_options(const struct heft_config *config, struct heft_load_optio
     options->mirrors = heft_config_text(config, "mirror");
     options->host_loads = (uint32_t)heft_config_number(config, "host-loads");
     options->share_folder = heft_config_text(config, "share-folder");
+    options->fleet_loads = (uint32_t)heft_config_number(config, "fleet-loads");
+    options->fleet_wait_ms = (uint32_t)heft_config_number(config, "fleet-wait");
     for (index = 0; index < 4; index++)
         if (strcmp(split, splits[index]) == 0)
             options->split = (enum heft_load_split)index;
@@ -155,7 +157,9 @@ static int start_load(struct session *session, int serves, uint32_t flags, struc
     if (!rc)
         rc = cli_open_directory(session->cli, 0, &session->directory, error);
     if (!rc)
-        rc = open_agent(session, serves, error);
+        rc = open_agent(session,
+                        serves || (!(flags & HEFT_LOAD_EXPLAIN) && heft_config_number(config, "fleet-loads") > 1),
+                        error);
     if (rc)
         return rc;
     options.model = session->cli->arguments[0];
@@ -571,6 +575,16 @@ static int serve_until_stopped(struct session *session)
     return EXIT_DONE;
 }
 
+/* The other loads of the fleet may still take from this one. */
+static void linger(const struct session *session)
+{
+    uint64_t end = heft_after_ms(heft_now_ns(), heft_config_number(&session->cli->config, "fleet-linger"));
+
+    (void)fflush(stdout);
+    while (!stop_wanted && heft_now_ns() < end && heft_load_leave(session->load, 100) == HEFT_ERR_AGAIN)
+        continue;
+}
+
 /* A file that can't be written is said before minutes of moving, not after. *made_out: it was not there. */
 static int check_output(const struct cli *cli, const char *option, int *made_out, struct heft_error *error)
 {
@@ -656,6 +670,8 @@ static int load_and_maybe_serve(struct cli *cli, int serves)
             cli_print_json(session.report, 0);
         if (serves)
             code = serve_until_stopped(&session);
+        else
+            linger(&session);
     }
     session_end(&session);
     drop_if_empty(cli, "report", made_report);

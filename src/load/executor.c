@@ -104,7 +104,7 @@ void heft_executor_lose_source(struct heft_executor *executor, uint32_t index, i
     if (source->state == HEFT_SOURCE_LOST)
         return;
     source->state = HEFT_SOURCE_LOST;
-    if (executor->lanes[index].gated && !executor->options.has_window)
+    if (executor->lanes[index].gated && !executor->options.keeps_gates)
         for (index = 0; index < executor->lane_count;
              index++) /* its feeder is gone: stand-ins go on without */
             executor->lanes[index].gated = 0;
@@ -402,6 +402,9 @@ void heft_lane_slot_done(struct heft_xfer *xfer, const struct heft_xfer_result *
     (void)__atomic_add_fetch(&executor->callbacks, 1, __ATOMIC_SEQ_CST);
     if (status == HEFT_OK && executor->options.verify)
         status = verify_chunk(executor, slot->chunk, &error);
+    if (status == HEFT_OK && executor->options.check_chunk)
+        status = executor->options.check_chunk(executor->options.on_chunk_context, slot->source, slot->chunk,
+                                               &error);
     now = heft_now_ns();
     heft_trace_transfer(executor->options.trace, slot->source, (uint32_t)(slot - lane->slots), slot->chunk,
                         slot->posted_ns, result, status, now);

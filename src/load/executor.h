@@ -74,12 +74,15 @@ struct heft_executor_options {
     int device;    /* which one, for verify_chunk */
     /*
      * Bit i: source i is gated, it takes only chunks that heft_executor_offer gave it. When a gated source is
-     * lost all gates open, unless they are there to keep within a window of memory.
+     * lost all gates open, unless whoever offers goes on without it.
      */
     uint64_t gated;
-    int has_window;
+    int keeps_gates;
     void (*on_chunk)(void *context, uint64_t chunk); /* a chunk is there and verified; any thread */
-    void *on_chunk_context;
+    void *on_chunk_context; /* of the next one as well */
+    /* After verify_chunk, with the source that brought the chunk: 0, or what is wrong with it (DIGEST). NULL:
+     * nothing more is known of it. */
+    int (*check_chunk)(void *context, uint32_t source, uint64_t chunk, struct heft_error *error);
     /* Expected block digests and where each layout tensor's begin in them; expected NULL: none known. */
     const uint64_t *expected;
     const uint64_t *expected_first; /* by layout tensor; UINT64_MAX: none */

@@ -11,6 +11,7 @@
 #include "base/log.h"
 #include "load/device.h"
 #include "load/feeder.h"
+#include "load/fleet.h"
 #include "space/cuda.h"
 
 #include <inttypes.h>
@@ -34,6 +35,8 @@
     ((uint64_t)16 << 20)  /* at most: a far store answers after as long as this takes */
 #define OBJECT_CHUNKS 64u /* so many for all connections to have some */
 #define WAIT_SLICE_MS 50u
+#define DEFAULT_FLEET_WAIT_MS 5000u
+#define FLEET_LINGER_MS 30000u
 
 /* What one run of the load's thread holds besides the load itself. */
 struct run {
@@ -46,6 +49,7 @@ struct run {
     uint64_t *expected_first, *computed, *computed_first;
     const struct heft_manifest *expected;
     struct heft_range *ranges;
+    int memory_busy; /* somebody still reads it: better lost memory than a read of somebody else's */
 };
 
 const char *heft_stage_name(enum heft_load_stage stage)
@@ -120,6 +124,7 @@ static int make_memory(struct heft_load *load, struct run *run, struct heft_erro
             load->memory_kind = "the caller's";
         }
         run->addresses[index] = run->parts[index].address;
+        options.flags = load->options.fleet_loads > 1 ? HEFT_REGION_REMOTE_READ : 0;
         options.space = load->device >= 0 ? HEFT_SPACE_CUDA : HEFT_SPACE_HOST;
         options.memory = run->parts[index].memory;
         options.address = run->parts[index].address;
@@ -227,17 +232,53 @@ static int make_stream(struct heft_load *load, struct heft_error *error)
     return HEFT_OK;
 }
 
+static int make_layout(struct heft_load *load, struct run *run, struct heft_error *error)
+{
+    int rc = heft_load_make_layout(load, &run->ranges, &run->part_count, error);
+
+    return !rc && (load->options.flags & HEFT_LOAD_STREAM) ? make_stream(load, error) : rc;
+}
+
+/* The others read what arrives from where it is to lie: that is made before they are looked for. */
+static int join_fleet(struct heft_load *load, struct run *run, struct heft_error *error)
+{
+    struct heft_fleet_options options = {
+        .agent = load->agent,
+        .directory = load->options.directory,
+        .loads = load->options.fleet_loads,
+        .stall_ms = load->options.stall_ms,
+        .on_device = load->device >= 0,
+        .cancel = &load->cancel_wanted,
+    };
+    struct heft_fleet *fleet;
+    int rc = make_memory(load, run, error);
+
+    if (rc)
+        return rc;
+    options.regions = run->regions;
+    options.addresses = run->addresses;
+    options.region_count = run->region_count;
+    run->region_count = 0; /* the fleet's from now on, with both arrays */
+    rc = heft_fleet_join(&options, load->layout, &fleet, &run->memory_busy, error);
+    if (rc) {
+        run->regions = NULL;
+        run->addresses = NULL;
+        return rc;
+    }
+    (void)pthread_mutex_lock(&load->lock);
+    load->fleet = fleet;
+    (void)pthread_mutex_unlock(&load->lock);
+    heft_fleet_gather(fleet, load->found, &load->lock, load->options.fleet_wait_ms);
+    return HEFT_OK;
+}
+
 static int make_plan(struct heft_load *load, struct run *run, struct heft_error *error)
 {
     const struct heft_manifest *manifests[HEFT_PLAN_MAX_SOURCES];
     struct heft_plan *plan;
     uint32_t index;
-    int rc = heft_load_make_layout(load, &run->ranges, &run->part_count, error);
+    int rc;
 
-    if (!rc && (load->options.flags & HEFT_LOAD_STREAM))
-        rc = make_stream(load, error);
-    if (rc)
-        return rc;
     for (index = 0; index < load->found->ready; index++) {
         run->sources[index] = load->found->sources[index];
         if (load->device >= 0 && run->sources[index]->kind == HEFT_SOURCE_PEER)
@@ -341,10 +382,11 @@ static int move_bytes(struct heft_load *load, struct run *run, uint64_t end_ns, 
     options.trace = load->trace;
     if (!rc)
         rc = make_feeder(load, run, &options, &feeder, error);
-
+    if (!rc && load->fleet)
+        rc = heft_fleet_prepare(load->fleet, &options, error);
     if (!rc && load->stream) {
         options.gated = UINT64_MAX;
-        options.has_window = 1;
+        options.keeps_gates = 1;
         options.on_chunk = heft_stream_on_chunk;
         options.on_chunk_context = load->stream;
         rc = heft_stream_prepare(load->stream, load->plan, run->addresses[0], error);
@@ -363,6 +405,8 @@ static int move_bytes(struct heft_load *load, struct run *run, uint64_t end_ns, 
         heft_stream_run(load->stream, executor);
     if (feeder && heft_feeder_start(feeder, executor, error))
         heft_executor_lose(executor, share_index(load, run), error->code, error->text);
+    if (load->fleet && heft_fleet_start(load->fleet, executor, error))
+        heft_executor_stop(executor, error->code, error->text);
     while ((rc = heft_executor_wait(executor, WAIT_SLICE_MS, error)) == HEFT_ERR_AGAIN) {
         if (__atomic_load_n(&load->cancel_wanted, __ATOMIC_ACQUIRE))
             heft_executor_stop(executor, HEFT_ERR_CANCELED, "the load was canceled");
@@ -376,6 +420,8 @@ static int move_bytes(struct heft_load *load, struct run *run, uint64_t end_ns, 
                        "the load's deadline of %" PRIu64 " ms passed with %" PRIu64 " of %" PRIu64
                        " bytes there; raise --deadline, or see the report for the slow source",
                        load->options.deadline_ms, heft_executor_bytes_done(executor), load->bytes_total);
+    if (load->fleet)
+        heft_fleet_stop(load->fleet);
     if (feeder) {
         uint64_t read_bytes = heft_feeder_stop(feeder);
 
@@ -466,10 +512,37 @@ static int make_model(struct heft_load *load, struct run *run, struct heft_model
     return rc;
 }
 
-static void release_run(struct run *run)
+/* A fleet goes on serving a model that is there: regions and their memory are its until it is closed. */
+static void release_fleet(struct run *run, struct heft_model *model)
+{
+    struct heft_load *load = run->load;
+    struct heft_fleet *fleet = load->fleet;
+
+    if (!fleet)
+        return;
+    run->regions = NULL;
+    run->addresses = NULL;
+    if (model) {
+        (void)__atomic_add_fetch(&model->users, 1, __ATOMIC_ACQ_REL);
+        load->fleet_model = model;
+        heft_fleet_complete(fleet);
+        return;
+    }
+    (void)pthread_mutex_lock(&load->lock);
+    load->fleet = NULL;
+    (void)pthread_mutex_unlock(&load->lock);
+    run->memory_busy = heft_fleet_close(fleet);
+}
+
+static void release_run(struct run *run, struct heft_model *model)
 {
     uint32_t index;
 
+    release_fleet(run, model);
+    if (run->memory_busy) {
+        free(run->parts);
+        run->parts = NULL;
+    }
     for (index = 0; index < run->region_count; index++)
         if (heft_region_deregister(run->regions[index], NULL)) {
             /* Something still touches the destination: better lost memory than a late write into someone
@@ -492,6 +565,11 @@ static void release_run(struct run *run)
     free(run->ranges);
 }
 
+static int in_fleet(const struct heft_load *load)
+{
+    return load->options.fleet_loads > 1 && !(load->options.flags & HEFT_LOAD_EXPLAIN);
+}
+
 static int load_run(struct heft_load *load, struct heft_error *error)
 {
     struct run run = {.load = load};
@@ -511,10 +589,15 @@ static int load_run(struct heft_load *load, struct heft_error *error)
     load->found = found;
     (void)pthread_mutex_unlock(&load->lock);
     enter_stage(load, HEFT_STAGE_PLAN);
-    rc = make_plan(load, &run, error);
+    rc = make_layout(load, &run, error);
+    if (!rc && in_fleet(load))
+        rc = join_fleet(load, &run, error);
+    if (!rc)
+        rc = make_plan(load, &run, error);
     if (rc || (load->options.flags & HEFT_LOAD_EXPLAIN))
         goto out;
-    rc = make_memory(load, &run, error);
+    if (!load->fleet)
+        rc = make_memory(load, &run, error);
     if (!rc)
         rc = make_digest_tables(load, &run, error);
     if (rc)
@@ -534,7 +617,7 @@ out:
         heft_stream_end(load->stream, rc, error);
         heft_stream_wait_released(load->stream); /* the window is the consumer's until then */
     }
-    release_run(&run);
+    release_run(&run, model);
     (void)pthread_mutex_lock(&load->lock);
     load->model = model;
     (void)pthread_mutex_unlock(&load->lock);
@@ -562,7 +645,7 @@ static void finish(struct heft_load *load, int rc, const struct heft_error *erro
     heft_layout_free(load->layout);
     load->layout = NULL;
     heft_sources_free(found);
-    if (load->own_agent) {
+    if (load->own_agent && !load->fleet) {
         agent = load->agent;
         load->agent = NULL;
         if (heft_agent_close(agent, NULL))
@@ -600,6 +683,23 @@ static char *copy_string(char **at, const char *text)
 static size_t string_bytes(const char *text)
 {
     return text ? strlen(text) + 1 : 0;
+}
+
+static int check_fleet(struct heft_load_options *o, struct heft_error *error)
+{
+    if (o->fleet_loads > HEFT_FLEET_MAX_LOADS)
+        return heft_error_set(error, HEFT_ERR_INVALID, "%u loads of a fleet: %u at most share what they read",
+                              o->fleet_loads, HEFT_FLEET_MAX_LOADS);
+    if (!o->directory)
+        return heft_error_set(error, HEFT_ERR_INVALID,
+                              "the loads of a fleet find each other in a directory: name one");
+    if (o->host_loads > 1 || o->flags & (HEFT_LOAD_STREAM | HEFT_LOAD_NO_VERIFY))
+        return heft_error_set(error, HEFT_ERR_INVALID,
+                              "the loads of a fleet exchange verified blocks of whole models: leave host_loads, "
+                              "streaming and no-verify out");
+    if (o->fleet_wait_ms == 0)
+        o->fleet_wait_ms = DEFAULT_FLEET_WAIT_MS;
+    return HEFT_OK;
 }
 
 /* One block holds all copied strings and the list of named peers. Targets stay the caller's until the load
@@ -675,6 +775,12 @@ static int copy_options(struct heft_load *load, const struct heft_load_options *
         return heft_error_set(
             error, HEFT_ERR_INVALID,
             "tensors as they come lie in a window of their own: leave targets and host_loads out");
+    if (o->fleet_loads > 1) {
+        int rc = check_fleet(o, error);
+
+        if (rc)
+            return rc;
+    }
     if (o->order && !(o->flags & HEFT_LOAD_STREAM))
         return heft_error_set(error, HEFT_ERR_INVALID,
                               "an order is for tensors as they come (HEFT_LOAD_STREAM)");
@@ -696,12 +802,18 @@ static int copy_options(struct heft_load *load, const struct heft_load_options *
 static int make_agent(struct heft_load *load, struct heft_error *error)
 {
     struct heft_agent_options options = HEFT_AGENT_OPTIONS_INIT;
+    char name[HEFT_NAME_MAX_BYTES + 1];
     int rc;
 
     load->agent = load->options.agent;
     if (load->agent)
         return HEFT_OK;
     options.max_host_bytes = load->options.max_host_bytes;
+    if (in_fleet(load)) {
+        heft_replica_default_name(name, sizeof(name));
+        options.name = name;
+        options.listen = "unix,127.0.0.1:0";
+    }
     if (load->options.flags & HEFT_LOAD_STREAM && options.max_host_bytes)
         options.max_host_bytes = options.max_host_bytes - window_bytes(&load->options) > MIN_HOST_BYTES &&
                                          options.max_host_bytes > window_bytes(&load->options)
@@ -845,6 +957,16 @@ int heft_load_each(struct heft_load *load, int (*each)(void *context, const stru
     }
 }
 
+int heft_load_leave(struct heft_load *load, uint64_t timeout_ms)
+{
+    struct heft_fleet *fleet;
+
+    (void)pthread_mutex_lock(&load->lock);
+    fleet = load->finished ? load->fleet : NULL;
+    (void)pthread_mutex_unlock(&load->lock);
+    return fleet ? heft_fleet_leave(fleet, timeout_ms) : HEFT_OK;
+}
+
 void heft_load_cancel(struct heft_load *load)
 {
     __atomic_store_n(&load->cancel_wanted, 1, __ATOMIC_RELEASE);
@@ -909,6 +1031,8 @@ void heft_load_free(struct heft_load *load)
     if (load->thread_started)
         (void)pthread_join(load->thread, NULL);
     heft_stream_free(load->stream);
+    if (heft_fleet_close(load->fleet) == HEFT_OK && load->fleet_model)
+        (void)__atomic_sub_fetch(&load->fleet_model->users, 1, __ATOMIC_ACQ_REL);
     (void)heft_model_free(load->model, NULL);
     if (load->own_agent && load->agent)
         (void)heft_agent_close(load->agent, NULL);
@@ -930,8 +1054,10 @@ int heft_load_model(const struct heft_load_options *options, struct heft_model *
         return rc;
     while ((rc = heft_load_wait(load, 60000, error)) == HEFT_ERR_AGAIN)
         continue;
-    if (!rc)
+    if (!rc) {
         *model_out = heft_load_take_model(load);
+        (void)heft_load_leave(load, FLEET_LINGER_MS);
+    }
     heft_load_free(load);
     return rc;
 }

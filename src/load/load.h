@@ -3,6 +3,7 @@
 #ifndef HEFT_LOAD_LOAD_H
 #define HEFT_LOAD_LOAD_H
 
+#include "load/fleet.h"
 #include "load/loaded.h"
 #include "load/ranges.h"
 #include "load/sources.h"
@@ -46,6 +47,8 @@ struct heft_load {
     struct heft_stream *stream; /* NULL: a model is made */
     struct heft_executor *executor;
     struct heft_model *model;
+    struct heft_fleet *fleet;        /* with others of other hosts; lives until the load is freed */
+    struct heft_model *fleet_model;  /* what it serves then */
     struct heft_trace *trace;                  /* by HEFT_LOAD_TRACE, from the move on */
     uint64_t stage_start_ns[HEFT_STAGE_COUNT]; /* 0: not reached */
     struct json_t *final_report;               /* made at the end, before what it tells of is freed */

@@ -24,6 +24,11 @@ int heft_record_name_is_agent(const char *name)
     return strncmp(name, HEFT_RECORD_AGENTS, sizeof(HEFT_RECORD_AGENTS) - 1) == 0;
 }
 
+int heft_record_name_is_load(const char *name)
+{
+    return strncmp(name, HEFT_RECORD_LOADS, sizeof(HEFT_RECORD_LOADS) - 1) == 0;
+}
+
 void heft_directory_changes_free(struct heft_directory_changes *changes)
 {
     size_t index;

@@ -16,6 +16,7 @@
 #include "load/keeper.h"
 #include "load/loaded.h"
 #include "load/ranges.h"
+#include "load/withdraw.h"
 
 #include <inttypes.h>
 #include <pthread.h>
@@ -23,8 +24,6 @@
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
-
-#define CLOSE_WAIT_MS 3000u /* for readers to stop by themselves */
 
 struct heft_replica {
     char name[HEFT_NAME_MAX_BYTES + 1];
@@ -393,10 +392,10 @@ static int take_agent(struct heft_replica *replica, const struct heft_replica_op
         (void)snprintf(replica->name, sizeof(replica->name), "%s", options->name);
     else
         heft_replica_default_name(replica->name, sizeof(replica->name));
-    if (heft_record_name_is_agent(replica->name))
+    if (heft_record_name_is_agent(replica->name) || heft_record_name_is_load(replica->name))
         return heft_error_set(error, HEFT_ERR_INVALID,
                               "a replica's name can't begin with '" HEFT_RECORD_AGENTS
-                              "': agents' records do");
+                              "' or '" HEFT_RECORD_LOADS "': records of agents and loads do");
     agent.name = replica->name;
     agent.listen = options->listen ? options->listen : "unix,127.0.0.1:0";
     rc = heft_agent_open(&agent, &replica->agent, error);
@@ -453,49 +452,6 @@ int heft_replica_publish(const struct heft_replica_options *options, struct heft
     return HEFT_OK;
 }
 
-/* Tries until end_ns; the number of regions that somebody still reads. */
-static uint32_t deregister_until(struct heft_replica *replica, uint64_t end_ns)
-{
-    uint32_t index, busy = 0;
-
-    for (index = 0; index < replica->region_count; index++) {
-        int rc = HEFT_ERR_BUSY;
-
-        if (!replica->regions[index])
-            continue;
-        /* Each try may wait for readers on this host: once the time is over, one region that is read is
-         * enough. */
-        while ((busy == 0 || heft_now_ns() < end_ns) &&
-               (rc = heft_region_deregister(replica->regions[index], NULL)) == HEFT_ERR_BUSY &&
-               heft_now_ns() < end_ns)
-            (void)usleep(1000);
-        if (rc == HEFT_OK)
-            replica->regions[index] = NULL;
-        else
-            busy++;
-    }
-    return busy;
-}
-
-/*
- * The memory is the caller's as soon as this returns: nobody may read it any more. Readers get a while to
- * stop; who is frozen, or slow, then loses its connection, and what is served to it ends. 0, or BUSY when
- * even that did not help.
- */
-static int deregister_all(struct heft_replica *replica)
-{
-    if (deregister_until(replica, heft_after_ms(heft_now_ns(), CLOSE_WAIT_MS)) == 0)
-        return HEFT_OK;
-    heft_log(HEFT_LOG_WARN, "replica %s is still read after %u ms: its readers are dropped", replica->name,
-             CLOSE_WAIT_MS);
-    heft_agent_drop_readers(replica->agent);
-    if (deregister_until(replica, heft_after_ms(heft_now_ns(), CLOSE_WAIT_MS)) == 0)
-        return HEFT_OK;
-    heft_log(HEFT_LOG_ERROR, "replica %s: a region is still in use; its memory is not given back",
-             replica->name);
-    return HEFT_ERR_BUSY;
-}
-
 void heft_replica_close(struct heft_replica *replica)
 {
     int rc = HEFT_OK;
@@ -513,7 +469,7 @@ void heft_replica_close(struct heft_replica *replica)
             (void)heft_agent_set_document(replica->agent, "manifest", NULL, 0, NULL);
         if (replica->document_set && heft_document_exists(replica->agent, "config"))
             (void)heft_agent_set_document(replica->agent, "config", NULL, 0, NULL);
-        rc = deregister_all(replica);
+        rc = heft_withdraw_regions(replica->agent, replica->name, replica->regions, replica->region_count);
     }
     if (replica->model &&
         !rc) /* else the model stays BUSY: better lost memory than a read of someone else's */

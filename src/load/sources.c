@@ -341,7 +341,7 @@ static int ask_directory(const struct heft_load_options *options, struct found_a
         struct candidate *candidate;
         char why[256];
 
-        if (is_self(options, all->hunt.agent, record))
+        if (is_self(options, all->hunt.agent, record) || heft_record_name_is_load(record->name))
             continue;
         if (all->exact && heft_identity_compare(wanted, &record->identity, error)) {
             struct heft_source *other = add_source(&all->found, HEFT_SOURCE_PEER, record->name);
@@ -504,6 +504,38 @@ static void accept_peers(struct found_all *all)
         if (!with_digests && source->manifest->digests)
             with_digests = source->manifest;
     }
+}
+
+struct heft_source *heft_sources_add_peer(struct heft_found *found, const char *name, const char *addresses,
+                                          const char *why, struct heft_peer *peer,
+                                          struct heft_manifest *manifest, const struct heft_error *refusal)
+{
+    struct heft_source *source = add_source(found, HEFT_SOURCE_PEER, name);
+    uint64_t *regions = manifest ? calloc(manifest->file_count + 1, sizeof(*regions)) : NULL;
+    uint32_t file;
+
+    if (!source || (!refusal && !regions)) {
+        (void)heft_peer_close(peer, NULL);
+        heft_manifest_free(manifest);
+        free(regions);
+        return NULL;
+    }
+    (void)snprintf(source->why, sizeof(source->why), "%s", why);
+    (void)snprintf(source->addresses, sizeof(source->addresses), "%s", addresses);
+    source->peer = peer;
+    source->manifest = manifest;
+    source->regions = regions;
+    if (refusal) {
+        refuse(source, refusal);
+        return source;
+    }
+    for (file = 0; file < manifest->file_count; file++)
+        regions[file] = manifest->files[file].region;
+    source->state = HEFT_SOURCE_READY;
+    memmove(&found->sources[found->ready + 1], &found->sources[found->ready],
+            (found->count - 1 - found->ready) * sizeof(struct heft_source *));
+    found->sources[found->ready++] = source;
+    return source;
 }
 
 /* ---- together ---- */

@@ -44,6 +44,13 @@ int heft_sources_parse(const char *text, struct heft_source_kinds *kinds_out, st
  */
 int heft_sources_find(const struct heft_load_options *options, struct heft_agent *agent, uint64_t end_ns,
                       const uint32_t *cancel, struct heft_found **found_out, struct heft_error *error);
+/*
+ * One more, after find: a replica that was compared, or its refusal. Takes over peer (NULL: not connected) and
+ * manifest. NULL out of memory: then they are freed.
+ */
+struct heft_source *heft_sources_add_peer(struct heft_found *found, const char *name, const char *addresses,
+                                          const char *why, struct heft_peer *peer,
+                                          struct heft_manifest *manifest, const struct heft_error *refusal);
 /* INCOMPATIBLE when bytes all over the model differ; else why they could not be read. */
 int heft_sources_sample(struct heft_agent *agent, const struct heft_source *left,
                         const struct heft_source *right, uint64_t end_ns, struct heft_error *error);

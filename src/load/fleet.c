@@ -437,7 +437,10 @@ int heft_fleet_close(struct heft_fleet *fleet)
 
     if (!fleet)
         return HEFT_OK;
-    if (fleet->is_kept)
+    /* The others are to see that this load has come and has everything, also when they look a moment later. */
+    if (fleet->is_kept && fleet->is_complete)
+        heft_keeper_leave(&fleet->keeper);
+    else if (fleet->is_kept)
         heft_keeper_stop(&fleet->keeper);
     if (fleet->document_set)
         (void)heft_agent_set_document(fleet->options.agent, HEFT_FLEET_DOCUMENT, NULL, 0, NULL);

@@ -130,12 +130,12 @@ static void *keep(void *argument)
     struct heft_keeper *keeper = argument;
     const struct heft_record *record = keeper->options.record;
     struct heft_directory *directory = keeper->options.directory;
-    int warned = 0, withdraws;
+    struct heft_error error = HEFT_ERROR_INIT;
+    int warned = 0, withdraws, publishes;
 
     (void)pthread_mutex_lock(&keeper->lock);
     while (!keeper->stop) {
-        struct heft_error error = HEFT_ERROR_INIT;
-        int rc, publishes;
+        int rc;
 
         wait_turn(keeper);
         if (keeper->stop)
@@ -156,10 +156,13 @@ static void *keep(void *argument)
             break; /* a newer process has this name: renewing against it would be a fight */
     }
     withdraws = keeper->stop && should_withdraw(keeper);
+    publishes = withdraws && keeper->leaves_record;
     keeper->phase = withdraws ? WITHDRAWING : ENDED;
     (void)pthread_cond_broadcast(&keeper->changed);
     (void)pthread_mutex_unlock(&keeper->lock);
-    if (withdraws)
+    if (publishes)
+        (void)publish_record(keeper, &error);
+    else if (withdraws)
         (void)directory->ops->withdraw(directory, record->name, &record->generation, NULL);
     set_phase(keeper, ENDED);
     return NULL;
@@ -206,6 +209,14 @@ void heft_keeper_touch(struct heft_keeper *keeper)
     keeper->is_dirty = 1;
     (void)pthread_cond_broadcast(&keeper->changed);
     (void)pthread_mutex_unlock(&keeper->lock);
+}
+
+void heft_keeper_leave(struct heft_keeper *keeper)
+{
+    (void)pthread_mutex_lock(&keeper->lock);
+    keeper->leaves_record = 1;
+    (void)pthread_mutex_unlock(&keeper->lock);
+    heft_keeper_stop(keeper);
 }
 
 void heft_keeper_stop(struct heft_keeper *keeper)

@@ -33,7 +33,7 @@ struct heft_keeper {
     int thread_started;
     pthread_mutex_t lock;
     pthread_cond_t changed; /* both ways */
-    int phase, stop, is_dirty, was_interrupted;
+    int phase, stop, is_dirty, was_interrupted, leaves_record;
     uint64_t epoch, lease_end_ns;
     struct heft_keeper_status status;
 };
@@ -49,6 +49,8 @@ void heft_keeper_touch(struct heft_keeper *keeper);
 /* Withdraws, and waits for a directory that does not answer a second at most; then the lease ends by itself.
  */
 void heft_keeper_stop(struct heft_keeper *keeper);
+/* The same, but the record is published once more and left to its lease: for those who are to read in it. */
+void heft_keeper_leave(struct heft_keeper *keeper);
 void heft_keeper_get_status(struct heft_keeper *keeper, struct heft_keeper_status *status_out);
 
 #endif

@@ -239,6 +239,13 @@ static int make_layout(struct heft_load *load, struct run *run, struct heft_erro
     return !rc && (load->options.flags & HEFT_LOAD_STREAM) ? make_stream(load, error) : rc;
 }
 
+static void note_fleet(struct heft_load *load)
+{
+    (void)pthread_mutex_lock(&load->lock);
+    heft_fleet_get_summary(load->fleet, &load->fleet_summary);
+    (void)pthread_mutex_unlock(&load->lock);
+}
+
 /* The others read what arrives from where it is to lie: that is made before they are looked for. */
 static int join_fleet(struct heft_load *load, struct run *run, struct heft_error *error)
 {
@@ -269,6 +276,7 @@ static int join_fleet(struct heft_load *load, struct run *run, struct heft_error
     load->fleet = fleet;
     (void)pthread_mutex_unlock(&load->lock);
     heft_fleet_gather(fleet, load->found, &load->lock, load->options.fleet_wait_ms);
+    note_fleet(load);
     return HEFT_OK;
 }
 
@@ -420,8 +428,10 @@ static int move_bytes(struct heft_load *load, struct run *run, uint64_t end_ns, 
                        "the load's deadline of %" PRIu64 " ms passed with %" PRIu64 " of %" PRIu64
                        " bytes there; raise --deadline, or see the report for the slow source",
                        load->options.deadline_ms, heft_executor_bytes_done(executor), load->bytes_total);
-    if (load->fleet)
+    if (load->fleet) {
         heft_fleet_stop(load->fleet);
+        note_fleet(load);
+    }
     if (feeder) {
         uint64_t read_bytes = heft_feeder_stop(feeder);
 

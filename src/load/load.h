@@ -49,6 +49,7 @@ struct heft_load {
     struct heft_model *model;
     struct heft_fleet *fleet;        /* with others of other hosts; lives until the load is freed */
     struct heft_model *fleet_model;  /* what it serves then */
+    struct heft_fleet_summary fleet_summary;
     struct heft_trace *trace;                  /* by HEFT_LOAD_TRACE, from the move on */
     uint64_t stage_start_ns[HEFT_STAGE_COUNT]; /* 0: not reached */
     struct json_t *final_report;               /* made at the end, before what it tells of is freed */

@@ -235,6 +235,22 @@ static void add_times(const struct heft_load *load, json_t *report)
     (void)json_object_set_new(report, "rate", json_real(rate(bytes, move)));
 }
 
+/* What the load was to the others of its fleet. */
+static void add_fleet(const struct heft_load *load, json_t *report)
+{
+    const struct heft_fleet_summary *summary = &load->fleet_summary;
+    json_t *fleet;
+
+    if (summary->loads == 0)
+        return;
+    fleet = json_object();
+    (void)json_object_set_new(fleet, "loads", number(summary->loads));
+    (void)json_object_set_new(fleet, "found", number(summary->found));
+    (void)json_object_set_new(fleet, "late", json_boolean(summary->is_late));
+    (void)json_object_set_new(fleet, "waited_s", json_real(seconds(summary->waited_ns)));
+    (void)json_object_set_new(report, "fleet", fleet);
+}
+
 static void add_costs(const struct heft_load *load, json_t *report)
 {
     json_t *verified = json_object(), *memory = json_object();
@@ -289,6 +305,7 @@ struct json_t *heft_report_make(const struct heft_load *load)
         (void)json_array_append_new(sources, object);
     }
     (void)json_object_set_new(report, "sources", sources);
+    add_fleet(load, report);
     add_costs(load, report);
     return report;
 }

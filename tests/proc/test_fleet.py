@@ -7,9 +7,12 @@ import json
 import os
 import random
 import sys
+import threading
+import time
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 import fleet as f  # noqa: E402
+import object_servers as o  # noqa: E402
 import slicer  # noqa: E402
 
 LOADS = 4
@@ -53,6 +56,33 @@ def model_bytes(model):
     return size
 
 
+class Store:
+    """A model behind a web server that all loads share, of `rate` bytes a second; it counts what was read of the weights."""
+
+    def __init__(self, fleet, rate, size="48M"):
+        self.folder, self.rate, self.turn = fleet.model(size=size, shards_=2), rate, threading.Lock()
+        self.digests, self.size = f.sha256_of_tensors(self.folder), model_bytes(self.folder)
+        self.server = o.Scripted(o.files_of(self.folder, "/b/m"), self.pace)
+        self.url = self.server.url + "/b/m"
+
+    def pace(self, request):
+        if request.first is not None and request.path.endswith(".safetensors"):
+            with self.turn:
+                time.sleep((request.last - request.first + 1) / self.rate)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.server.__exit__()
+
+    def read(self):
+        """Bytes of ranges that were asked for, headers of files left out."""
+        with self.server.lock:
+            return sum(r.last - r.first + 1 for r in self.server.requests
+                       if r.first is not None and r.path.endswith(".safetensors") and r.last - r.first >= CHUNK // 2)
+
+
 def each_byte_is_read_once():
     with f.Fleet() as fleet:
         model = fleet.model(size="64M", shards_=3)
@@ -64,10 +94,135 @@ def each_byte_is_read_once():
             assert report["sha256"] == digests
             assert report["storage"] + report["peers"] == size, report["sources"]
             assert report["storage"] > 0, report["sources"]
+            assert report["fleet"]["loads"] == LOADS and report["fleet"]["found"] == LOADS - 1, report["fleet"]
         read = sum(report["storage"] for report in reports)
-        print([report["storage"]>>20 for report in reports], size>>20, [round(r["seconds"],2) for r in reports])
         assert size <= read <= size + 4 * CHUNK, (read, size)
 
 
+def each_byte_is_read_once_from_a_store():
+    with f.Fleet() as fleet, Store(fleet, 64 << 20) as store:
+        loads = Loads(fleet, store.url)
+        for name in range(LOADS):
+            loads.start(name)
+        reports = [loads.end(name) for name in range(LOADS)]
+        assert all(report["sha256"] == store.digests for report in reports)
+        read = sum(report["storage"] for report in reports)
+        assert store.size <= read <= store.size + 4 * CHUNK, (read, store.size)
+        assert store.read() <= store.size + 5 * CHUNK, (store.read(), store.size)
+
+
+def one_killed_at_random_and_the_others_finish_right():
+    chance = random.Random(int(os.environ.get("HEFT_TEST_SEED", "7")))
+    for round_ in range(int(os.environ.get("HEFT_TEST_MOMENTS", "3"))):
+        with f.Fleet() as fleet, Store(fleet, 48 << 20) as store:
+            loads = Loads(fleet, store.url, "--fleet-linger", "15s")
+            victim = chance.randrange(LOADS)
+            for name in chance.sample(range(LOADS), LOADS):
+                loads.start(name)
+            f.until(lambda: store.read() > 0, "the first bytes")
+            f.time.sleep(chance.uniform(0, 0.8))
+            loads.loads[victim][0].kill()
+            for name in range(LOADS):
+                if name != victim:
+                    report = loads.end(name)
+                    assert report["sha256"] == store.digests, (round_, name)
+            # Once, and what the dead one had asked for, or had and did not give on.
+            assert store.read() <= 2 * store.size, (round_, store.read(), store.size)
+
+
+def a_late_one_takes_from_the_others():
+    with f.Fleet() as fleet, Store(fleet, 24 << 20) as store:
+        loads = Loads(fleet, store.url, "--fleet-wait", "1s")
+        for name in range(LOADS - 1):
+            loads.start(name)
+        f.until(lambda: store.read() > store.size / 4, "a quarter of the model")
+        loads.start("late")
+        late = loads.end("late")
+        assert late["sha256"] == store.digests and late["fleet"]["late"], late["fleet"]
+        reports = [loads.end(name) for name in range(LOADS - 1)]
+        assert all(report["sha256"] == store.digests for report in reports)
+        assert late["storage"] == 0, late["sources"]
+        assert sum(report["storage"] for report in reports) <= store.size + 4 * CHUNK
+
+
+def one_that_comes_when_the_others_are_done_is_still_served():
+    with f.Fleet() as fleet:
+        model = fleet.model(size="24M", shards_=1)
+        loads = Loads(fleet, model, "--fleet-wait", "500ms", loads=2)
+        report = loads.start("first") and loads.loads["first"][2]
+        f.until(lambda: os.path.exists(report) and os.path.getsize(report) > 0, "the first load's end")
+        loads.start("second", "--fleet-wait", "10s")
+        second, first = loads.end("second"), loads.end("first")
+        assert first["storage"] == second["peers"] == model_bytes(model), (first["sources"], second["sources"])
+        assert second["sha256"] == f.sha256_of_tensors(model)
+
+
+def a_directory_that_is_restarted_changes_nothing():
+    with f.Fleet() as fleet, Store(fleet, 24 << 20) as store:
+        loads = Loads(fleet, store.url)
+        port = loads.directory.rsplit(":", 1)[1]
+        for name in range(LOADS):
+            loads.start(name)
+        f.until(lambda: store.read() > store.size / 8, "some of the model")
+        loads.heftd.kill()
+        f.time.sleep(0.5)
+        fleet.heftd(None, port)
+        reports = [loads.end(name) for name in range(LOADS)]
+        assert all(report["sha256"] == store.digests for report in reports)
+        assert sum(report["storage"] for report in reports) <= store.size + 4 * CHUNK
+
+
+def a_frozen_one_costs_its_part_only():
+    with f.Fleet() as fleet, Store(fleet, 32 << 20) as store:
+        loads = Loads(fleet, store.url, "--fleet-linger", "1s", "--stall", "3s")
+        for name in range(LOADS):
+            loads.start(name)
+        f.until(lambda: store.read() > store.size / 4, "a quarter of the model")
+        loads.loads[0][0].freeze()
+        for name in range(1, LOADS):
+            assert loads.end(name)["sha256"] == store.digests, name
+        loads.loads[0][0].thaw()
+        assert loads.end(0)["sha256"] == store.digests
+
+
+def ranks_exchange_what_they_hold_alike():
+    """Two pairs of ranks: each rank of a pair takes half of its part from the other; what all ranks keep is read once."""
+    with f.Fleet() as fleet:
+        model = fleet.model("big", table="dense", size="64M", shards_=2)
+        with open(os.path.join(model, "config.json"), "w") as file:
+            json.dump({"architectures": ["LlamaForCausalLM"], "model_type": "llama", "num_hidden_layers": 64,
+                       "num_attention_heads": 16, "num_key_value_heads": 4}, file)
+        loads = Loads(fleet, model, "--ranks", "2")
+        for name in range(LOADS):
+            loads.start(name, "--rank", str(name % 2))
+        reports = [loads.end(name) for name in range(LOADS)]
+        for name in (0, 1):
+            assert reports[name]["sha256"] == reports[name + 2]["sha256"], name
+            assert reports[name]["sha256"] == rank_digests(model, name, 2), name
+        read, wanted = sum(r["storage"] for r in reports), sum(r["bytes"] for r in reports)
+        print(read / wanted)
+        assert read < 0.75 * wanted, (read, wanted)
+
+
+def rank_digests(model, rank, ranks):
+    return {n: hashlib.sha256(a.tobytes()).hexdigest() for n, a in slicer.Slicer(model).rank(rank, ranks).items()}
+
+
+def what_cannot_be_is_refused():
+    with f.Fleet() as fleet:
+        model = fleet.model(size="1M", shards_=1)
+        for arguments, word in ((("--fleet-loads", "2"), "directory"),
+                                (("--fleet-loads", "65", "--directory", f"file:{fleet.path('d')}"), "64"),
+                                (("--fleet-loads", "2", "--host-loads", "2", "--directory", f"file:{fleet.path('d')}"), "host_loads")):
+            code, _, err = fleet.run("load", model, *arguments)
+            assert code == 2 and word in err, err
+        report = fleet.load(model, "--fleet-loads", "2", "--fleet-wait", "200ms", "--fleet-linger", "100ms", "--directory",
+                            f"file:{fleet.path('d')}")
+        assert report["sha256"] == f.sha256_of_tensors(model) and report["fleet"]["found"] == 0, report["fleet"]
+
+
 if __name__ == "__main__":
-    f.main([each_byte_is_read_once])
+    f.main([each_byte_is_read_once, each_byte_is_read_once_from_a_store, one_killed_at_random_and_the_others_finish_right,
+            a_late_one_takes_from_the_others, one_that_comes_when_the_others_are_done_is_still_served,
+            a_directory_that_is_restarted_changes_nothing, a_frozen_one_costs_its_part_only, ranks_exchange_what_they_hold_alike,
+            what_cannot_be_is_refused])

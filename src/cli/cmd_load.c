@@ -157,9 +157,9 @@ static int start_load(struct session *session, int serves, uint32_t flags, struc
     if (!rc)
         rc = cli_open_directory(session->cli, 0, &session->directory, error);
     if (!rc)
-        rc = open_agent(session,
-                        serves || (!(flags & HEFT_LOAD_EXPLAIN) && heft_config_number(config, "fleet-loads") > 1),
-                        error);
+        rc = open_agent(
+            session,
+            serves || (!(flags & HEFT_LOAD_EXPLAIN) && heft_config_number(config, "fleet-loads") > 1), error);
     if (rc)
         return rc;
     options.model = session->cli->arguments[0];

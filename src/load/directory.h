@@ -24,8 +24,8 @@
 #define HEFT_RECORD_AGENTS "agents/"
 int heft_record_name_is_agent(const char *name);
 /*
- * The record of a load of a fleet is a replica's whose blocks come one by one (load/fleet.h): its name has this
- * prefix, and the agent's name behind it. Only loads of its fleet take from it.
+ * The record of a load of a fleet is a replica's whose blocks come one by one (load/fleet.h): its name has
+ * this prefix, and the agent's name behind it. Only loads of its fleet take from it.
  */
 #define HEFT_RECORD_LOADS "loads/"
 int heft_record_name_is_load(const char *name);

@@ -79,7 +79,7 @@ struct heft_executor_options {
     uint64_t gated;
     int keeps_gates;
     void (*on_chunk)(void *context, uint64_t chunk); /* a chunk is there and verified; any thread */
-    void *on_chunk_context; /* of the next one as well */
+    void *on_chunk_context;                          /* of the next one as well */
     /* After verify_chunk, with the source that brought the chunk: 0, or what is wrong with it (DIGEST). NULL:
      * nothing more is known of it. */
     int (*check_chunk)(void *context, uint32_t source, uint64_t chunk, struct heft_error *error);

@@ -190,8 +190,8 @@ int heft_fleet_join(const struct heft_fleet_options *options, const struct heft_
     (void)pthread_cond_init(&fleet->changed, NULL);
     fleet->known = calloc(MAX_KNOWN, sizeof(*fleet->known));
     fleet->peers = calloc(HEFT_PLAN_MAX_SOURCES, sizeof(*fleet->peers));
-    rc = fleet->known && fleet->peers ? HEFT_OK
-                                      : heft_error_set(error, HEFT_ERR_NO_MEMORY, "joining a fleet");
+    rc =
+        fleet->known && fleet->peers ? HEFT_OK : heft_error_set(error, HEFT_ERR_NO_MEMORY, "joining a fleet");
     if (!rc)
         rc = make_manifest(fleet, layout, error);
     if (!rc)
@@ -320,9 +320,8 @@ static void add_load(struct heft_fleet *fleet, struct heft_found *found, pthread
     rc = meet(fleet, found, record, peer, &connected, &view, &error);
     error.code = rc;
     (void)pthread_mutex_lock(lock);
-    peer->source =
-        heft_sources_add_peer(found, record->name, record->addresses, "a load of the same fleet", connected,
-                              view, rc ? &error : NULL);
+    peer->source = heft_sources_add_peer(found, record->name, record->addresses, "a load of the same fleet",
+                                         connected, view, rc ? &error : NULL);
     (void)pthread_mutex_unlock(lock);
     if (!rc && peer->source) {
         fleet->peer_count++;
@@ -437,7 +436,8 @@ int heft_fleet_close(struct heft_fleet *fleet)
 
     if (!fleet)
         return HEFT_OK;
-    /* The others are to see that this load has come and has everything, also when they look a moment later. */
+    /* The others are to see that this load has come and has everything, also when they look a moment later.
+     */
     if (fleet->is_kept && fleet->is_complete)
         heft_keeper_leave(&fleet->keeper);
     else if (fleet->is_kept)

@@ -24,7 +24,8 @@ struct heft_fleet_options {
     uint64_t stall_ms;
     int on_device;          /* the destinations lie on a GPU */
     const uint32_t *cancel; /* atomic: gather ends */
-    /* The destinations, by dst_index: readable by peers, deregistered by close. Both arrays are taken over. */
+    /* The destinations, by dst_index: readable by peers, deregistered by close. Both arrays are taken over.
+     */
     struct heft_region **regions;
     uint8_t **addresses;
     uint32_t region_count;
@@ -38,8 +39,8 @@ struct heft_fleet_summary {
 };
 
 /*
- * Serves what will be loaded, and publishes that it is being loaded. Takes over regions and addresses, also on
- * failure: then they are gone when this returns, unless somebody can't be made to let go of them (BUSY in
+ * Serves what will be loaded, and publishes that it is being loaded. Takes over regions and addresses, also
+ * on failure: then they are gone when this returns, unless somebody can't be made to let go of them (BUSY in
  * *busy_out: the memory must stay).
  */
 int heft_fleet_join(const struct heft_fleet_options *options, const struct heft_layout *layout,
@@ -50,8 +51,8 @@ int heft_fleet_join(const struct heft_fleet_options *options, const struct heft_
  */
 void heft_fleet_gather(struct heft_fleet *fleet, struct heft_found *found, pthread_mutex_t *lock,
                        uint64_t wait_ms);
-/* Between the plan and the executor: gates, and what is to be called. The plan, the sources and the digests of
- * options must live until stop. */
+/* Between the plan and the executor: gates, and what is to be called. The plan, the sources and the digests
+ * of options must live until stop. */
 int heft_fleet_prepare(struct heft_fleet *fleet, struct heft_executor_options *options,
                        struct heft_error *error);
 int heft_fleet_start(struct heft_fleet *fleet, struct heft_executor *executor, struct heft_error *error);

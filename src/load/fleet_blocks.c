@@ -17,7 +17,8 @@ static int same_numbers(const uint64_t *left, const uint64_t *right, uint32_t co
     return left == right || (left && right && memcmp(left, right, count * sizeof(*left)) == 0);
 }
 
-/* The same box of the same tensor. Fused tensors of a rank have a shape of their own, which is nobody's box. */
+/* The same box of the same tensor. Fused tensors of a rank have a shape of their own, which is nobody's box.
+ */
 static int held_alike(const struct heft_manifest_tensor *left, const struct heft_manifest_tensor *right,
                       const struct heft_manifest *reference)
 {
@@ -169,8 +170,7 @@ static int add_bytes(struct lister *lister, const struct heft_plan_run *run)
 
     if (run->count > 1 && run->dst_stride_bytes != run->length_bytes)
         lister->is_whole = 0;
-    if (lister->to != lister->from &&
-        (run->dst_index != lister->part || run->dst_offset_bytes != lister->to))
+    if (lister->to != lister->from && (run->dst_index != lister->part || run->dst_offset_bytes != lister->to))
         rc = end_bytes(lister);
     if (lister->to == lister->from) {
         lister->part = run->dst_index;

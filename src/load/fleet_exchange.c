@@ -20,7 +20,7 @@
 #include <string.h>
 #include <unistd.h>
 
-#define LOOK_NS (20 * HEFT_NS_PER_MS)    /* between two looks into a log */
+#define LOOK_NS (20 * HEFT_NS_PER_MS)     /* between two looks into a log */
 #define SILENT_NS (2000 * HEFT_NS_PER_MS) /* no answer for so long: what it has can't be had now */
 #define LOG_BATCH 4096u                   /* entries read at a time */
 #define WAIT_SLICE_MS 20u
@@ -127,7 +127,8 @@ static void take_entry(struct fleet_peer *peer, const struct fleet_entry *entry)
 
     if (block == HEFT_FLEET_NONE || count == 0)
         return;
-    last = fleet->manifest->block_count - block < count ? fleet->manifest->block_count - 1 : block + count - 1;
+    last =
+        fleet->manifest->block_count - block < count ? fleet->manifest->block_count - 1 : block + count - 1;
     for (; block <= last; block++) {
         chunk = fleet->chunk_of[block];
         if (chunk == HEFT_FLEET_NONE || !covers(fleet, peer, chunk))
@@ -165,8 +166,8 @@ static int read_log(struct fleet_peer *peer, uint64_t offset_bytes, uint64_t siz
     options.deadline_ms = UINT32_MAX;
     options.stall_ms = fleet->options.stall_ms;
     rc = peer->xfer ? heft_xfer_set_runs(peer->xfer, &run, 1, error)
-                    : heft_xfer_create(fleet->options.agent, HEFT_OP_READ, peer->source->peer, &run, 1, &options,
-                                       &peer->xfer, error);
+                    : heft_xfer_create(fleet->options.agent, HEFT_OP_READ, peer->source->peer, &run, 1,
+                                       &options, &peer->xfer, error);
     if (!rc)
         rc = heft_xfer_post(peer->xfer, error);
     if (rc)
@@ -217,8 +218,8 @@ static int read_entries(struct fleet_peer *peer, struct heft_error *error)
     while (!rc && peer->seen < count) {
         uint64_t batch = count - peer->seen < LOG_BATCH ? count - peer->seen : LOG_BATCH;
 
-        rc = read_log(peer, sizeof(struct fleet_log) + peer->seen * sizeof(*entries), batch * sizeof(*entries),
-                      error);
+        rc = read_log(peer, sizeof(struct fleet_log) + peer->seen * sizeof(*entries),
+                      batch * sizeof(*entries), error);
         if (rc)
             break;
         (void)pthread_mutex_lock(&fleet->lock);
@@ -262,8 +263,8 @@ static void *reader_main(void *argument)
 /* ---- parts ---- */
 
 /* Who reads it: of the loads that can exchange it, in the order of names. `order` has NULL for this load. */
-static uint32_t owner_of(const struct heft_fleet *fleet, uint64_t chunk, const struct fleet_peer *const *order,
-                         uint32_t count, uint32_t own)
+static uint32_t owner_of(const struct heft_fleet *fleet, uint64_t chunk,
+                         const struct fleet_peer *const *order, uint32_t count, uint32_t own)
 {
     uint64_t at = chunk * count / fleet->plan->chunk_count;
     uint32_t step;
@@ -296,8 +297,8 @@ static uint32_t order_loads(struct heft_fleet *fleet, const struct fleet_peer **
 
         if (peer->is_lost || !peer->log.reads)
             continue;
-        for (at = count++; at > 0 && compare_names(order[at - 1]->name, &order[at - 1]->generation, peer->name,
-                                                   &peer->generation) > 0;
+        for (at = count++; at > 0 && compare_names(order[at - 1]->name, &order[at - 1]->generation,
+                                                   peer->name, &peer->generation) > 0;
              at--)
             order[at] = order[at - 1];
         order[at] = peer;
@@ -452,8 +453,7 @@ static void judge(struct heft_fleet *fleet)
         peer->is_lost |= source.state == HEFT_SOURCE_LOST;
         peer->is_silent = now - peer->answered_ns > SILENT_NS;
         peer->is_stuck =
-            peer->log.state != FLEET_COMPLETE &&
-            now - peer->news_ns > fleet->stuck_ms * HEFT_NS_PER_MS;
+            peer->log.state != FLEET_COMPLETE && now - peer->news_ns > fleet->stuck_ms * HEFT_NS_PER_MS;
         if (is_usable(peer) * 2 + is_reading(peer) != before)
             fleet->cursor = 0;
     }

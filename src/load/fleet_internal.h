@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Inside of a fleet: fleet.c publishes, finds the others and leaves; fleet_blocks.c says which blocks a chunk is
- * made of; fleet_exchange.c reads the others' logs and decides who reads what from storage.
+ * Inside of a fleet: fleet.c publishes, finds the others and leaves; fleet_blocks.c says which blocks a chunk
+ * is made of; fleet_exchange.c reads the others' logs and decides who reads what from storage.
  */
 #ifndef HEFT_LOAD_FLEET_INTERNAL_H
 #define HEFT_LOAD_FLEET_INTERNAL_H
@@ -10,9 +10,10 @@
 #include "load/keeper.h"
 #include "plan/plan.h"
 
-#define HEFT_FLEET_DOCUMENT "loading"   /* the manifest of what is being loaded */
-#define HEFT_FLEET_LOG_FILE "log"       /* its last file: the log's region */
-#define HEFT_FLEET_LOG_MAGIC UINT64_C(0x31676f6c21746668) /* "hft!log1"; another byte order reads as another */
+#define HEFT_FLEET_DOCUMENT "loading" /* the manifest of what is being loaded */
+#define HEFT_FLEET_LOG_FILE "log"     /* its last file: the log's region */
+#define HEFT_FLEET_LOG_MAGIC \
+    UINT64_C(0x31676f6c21746668) /* "hft!log1"; another byte order reads as another */
 #define HEFT_FLEET_CLAIM ((uint64_t)1 << 63)
 #define HEFT_FLEET_NONE UINT64_MAX
 
@@ -70,8 +71,8 @@ struct fleet_peer {
     struct heft_xfer *xfer;
 };
 
-struct fleet_part { /* of the chunks: whose turn it is to read them from storage */
-    uint64_t first, count, start; /* in `items`; start: where this load begins in another's part */
+struct fleet_part {                 /* of the chunks: whose turn it is to read them from storage */
+    uint64_t first, count, start;   /* in `items`; start: where this load begins in another's part */
     const struct fleet_peer *owner; /* NULL: this load */
 };
 

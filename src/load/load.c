@@ -21,21 +21,16 @@
 #include <string.h>
 #include <unistd.h>
 
-#define DEFAULT_DEADLINE_MS (10u * 60 * 1000)
-#define DEFAULT_STALL_MS 10000u
-#define MIN_HOST_BYTES ((uint64_t)16 << 20)
 #define DEFAULT_HOST_BYTES ((uint64_t)256 << 20)
 /* A copy engine and a launch of digests want more at a time than a CPU. */
 /* A chunk takes 40 us between two GPUs, its digests and the way to the next one twice that: so many keep the
  * engines busy. */
 #define DEVICE_PEER_CREDITS 24u
-#define DEVICE_CHUNK_BYTES ((uint64_t)16 << 20)
 #define OBJECT_CHUNK_BYTES ((uint64_t)8 << 20) /* at least, and */
 #define OBJECT_CHUNK_MOST_BYTES \
     ((uint64_t)16 << 20)  /* at most: a far store answers after as long as this takes */
 #define OBJECT_CHUNKS 64u /* so many for all connections to have some */
 #define WAIT_SLICE_MS 50u
-#define DEFAULT_FLEET_WAIT_MS 5000u
 #define FLEET_LINGER_MS 30000u
 
 /* What one run of the load's thread holds besides the load itself. */
@@ -189,7 +184,7 @@ static uint64_t window_bytes(const struct heft_load_options *o)
 {
     uint64_t all = o->max_host_bytes ? o->max_host_bytes : DEFAULT_HOST_BYTES;
 
-    return all / 2 >= MIN_HOST_BYTES ? all / 2 : MIN_HOST_BYTES;
+    return all / 2 >= HEFT_LOAD_MIN_HOST_BYTES ? all / 2 : HEFT_LOAD_MIN_HOST_BYTES;
 }
 
 /* A chunk is one request of an object store: larger ones pay there, as far as a stream's window lets them. */
@@ -679,136 +674,6 @@ static void *load_thread(void *argument)
 
 /* ---- the API ---- */
 
-static char *copy_string(char **at, const char *text)
-{
-    char *made = *at;
-
-    if (!text)
-        return NULL;
-    memcpy(made, text, strlen(text) + 1);
-    *at += strlen(text) + 1;
-    return made;
-}
-
-static size_t string_bytes(const char *text)
-{
-    return text ? strlen(text) + 1 : 0;
-}
-
-static int check_fleet(struct heft_load_options *o, struct heft_error *error)
-{
-    if (o->fleet_loads > HEFT_FLEET_MAX_LOADS)
-        return heft_error_set(error, HEFT_ERR_INVALID, "%u loads of a fleet: %u at most share what they read",
-                              o->fleet_loads, HEFT_FLEET_MAX_LOADS);
-    if (!o->directory)
-        return heft_error_set(error, HEFT_ERR_INVALID,
-                              "the loads of a fleet find each other in a directory: name one");
-    if (o->host_loads > 1 || o->flags & (HEFT_LOAD_STREAM | HEFT_LOAD_NO_VERIFY))
-        return heft_error_set(error, HEFT_ERR_INVALID,
-                              "the loads of a fleet exchange verified blocks of whole models: leave host_loads, "
-                              "streaming and no-verify out");
-    if (o->fleet_wait_ms == 0)
-        o->fleet_wait_ms = DEFAULT_FLEET_WAIT_MS;
-    return HEFT_OK;
-}
-
-/* One block holds all copied strings and the list of named peers. Targets stay the caller's until the load
- * ends. */
-static int copy_options(struct heft_load *load, const struct heft_load_options *given,
-                        struct heft_error *error)
-{
-    struct heft_load_options *o = &load->options;
-    struct heft_load_peer *peers;
-    size_t bytes, size = given->size < sizeof(*o) ? given->size : sizeof(*o);
-    uint32_t index;
-    char *at;
-
-    memcpy(o, given, size);
-    if ((!o->model || !o->model[0]) && !o->identity)
-        return heft_error_set(error, HEFT_ERR_INVALID, "no model is named");
-    bytes = string_bytes(o->model) + string_bytes(o->source) + string_bytes(o->require) +
-            string_bytes(o->self) + string_bytes(o->mirrors) + string_bytes(o->rules) +
-            string_bytes(o->share_folder) + string_bytes(o->model_options.revision) +
-            string_bytes(o->model_options.cache) + o->peer_count * sizeof(*peers);
-    for (index = 0; index < o->peer_count; index++)
-        bytes += string_bytes(o->peers[index].addresses) + string_bytes(o->peers[index].name);
-    load->copies = calloc(1, bytes);
-    if (!load->copies)
-        return heft_error_set(error, HEFT_ERR_NO_MEMORY, "starting a load");
-    peers = load->copies;
-    at = (char *)load->copies + o->peer_count * sizeof(*peers);
-    for (index = 0; index < o->peer_count; index++) {
-        peers[index] = o->peers[index];
-        peers[index].addresses = copy_string(&at, o->peers[index].addresses);
-        peers[index].name = copy_string(&at, o->peers[index].name);
-    }
-    o->peers = peers;
-    o->model = copy_string(&at, o->model);
-    o->source = copy_string(&at, o->source);
-    o->require = copy_string(&at, o->require);
-    o->self = copy_string(&at, o->self);
-    o->rules = copy_string(&at, o->rules);
-    o->share_folder = copy_string(&at, o->share_folder);
-    o->mirrors = copy_string(&at, o->mirrors);
-    o->model_options.revision = copy_string(&at, o->model_options.revision);
-    o->model_options.cache = copy_string(&at, o->model_options.cache);
-    if (o->require && !o->require[0])
-        o->require = NULL;
-    load->device = -1;
-    if (o->device && o->device[0] && strcmp(o->device, "host") != 0) {
-        int rc = heft_cuda_parse_device(o->device, &load->device, error);
-
-        if (rc)
-            return heft_error_prefix(error, rc, "device %s", o->device);
-        if (o->targets)
-            return heft_error_set(error, HEFT_ERR_UNSUPPORTED,
-                                  "targets are host memory: leave them out with device %s", o->device);
-        if (o->chunk_bytes == 0)
-            o->chunk_bytes = DEVICE_CHUNK_BYTES;
-    }
-    o->device = NULL; /* not copied */
-    if (o->deadline_ms == 0)
-        o->deadline_ms = DEFAULT_DEADLINE_MS;
-    if (o->stall_ms == 0)
-        o->stall_ms = DEFAULT_STALL_MS;
-    if (o->max_host_bytes && o->max_host_bytes < MIN_HOST_BYTES)
-        return heft_error_set(error, HEFT_ERR_INVALID,
-                              "max_host_bytes is %" PRIu64 ": at least %" PRIu64 " (16M) is needed",
-                              o->max_host_bytes, MIN_HOST_BYTES);
-    if (o->rank >= (o->ranks ? o->ranks : 1))
-        return heft_error_set(error, HEFT_ERR_INVALID, "rank %u of %u does not exist: ranks count from 0",
-                              o->rank, o->ranks ? o->ranks : 1);
-    if (o->targets && (o->ranks > 1 || heft_load_wants_rules(o)))
-        return heft_error_set(error, HEFT_ERR_INVALID,
-                              "targets name their boxes themselves: leave ranks, layers and experts out");
-    if ((o->flags & HEFT_LOAD_STREAM) && (o->targets || o->host_loads > 1))
-        return heft_error_set(
-            error, HEFT_ERR_INVALID,
-            "tensors as they come lie in a window of their own: leave targets and host_loads out");
-    if (o->fleet_loads > 1) {
-        int rc = check_fleet(o, error);
-
-        if (rc)
-            return rc;
-    }
-    if (o->order && !(o->flags & HEFT_LOAD_STREAM))
-        return heft_error_set(error, HEFT_ERR_INVALID,
-                              "an order is for tensors as they come (HEFT_LOAD_STREAM)");
-    if (o->host_loads > HEFT_SHARE_MAX_LOADS)
-        return heft_error_set(error, HEFT_ERR_INVALID,
-                              "%u loads of one host: %u at most share what they read", o->host_loads,
-                              HEFT_SHARE_MAX_LOADS);
-    if (o->rules && !o->rules[0])
-        o->rules = NULL;
-    if (o->pipeline_rank >= (o->pipeline_ranks ? o->pipeline_ranks : 1))
-        return heft_error_set(error, HEFT_ERR_INVALID,
-                              "pipeline stage %u of %u does not exist: they count from 0", o->pipeline_rank,
-                              o->pipeline_ranks ? o->pipeline_ranks : 1);
-    if (o->pipeline_ranks > 1 && o->layers_to)
-        return heft_error_set(error, HEFT_ERR_INVALID, "name a pipeline stage, or layers, not both");
-    return HEFT_OK;
-}
-
 static int make_agent(struct heft_load *load, struct heft_error *error)
 {
     struct heft_agent_options options = HEFT_AGENT_OPTIONS_INIT;
@@ -825,10 +690,11 @@ static int make_agent(struct heft_load *load, struct heft_error *error)
         options.listen = "unix,127.0.0.1:0";
     }
     if (load->options.flags & HEFT_LOAD_STREAM && options.max_host_bytes)
-        options.max_host_bytes = options.max_host_bytes - window_bytes(&load->options) > MIN_HOST_BYTES &&
-                                         options.max_host_bytes > window_bytes(&load->options)
-                                     ? options.max_host_bytes - window_bytes(&load->options)
-                                     : MIN_HOST_BYTES;
+        options.max_host_bytes =
+            options.max_host_bytes - window_bytes(&load->options) > HEFT_LOAD_MIN_HOST_BYTES &&
+                    options.max_host_bytes > window_bytes(&load->options)
+                ? options.max_host_bytes - window_bytes(&load->options)
+                : HEFT_LOAD_MIN_HOST_BYTES;
     rc = heft_agent_open(&options, &load->agent, error);
     load->own_agent = rc == HEFT_OK;
     return rc;
@@ -845,7 +711,7 @@ int heft_load_start(const struct heft_load_options *options, struct heft_load **
     (void)pthread_mutex_init(&load->lock, NULL);
     (void)pthread_cond_init(&load->changed, NULL);
     load->started_ns = load->stage_began_ns = load->stage_start_ns[HEFT_STAGE_INIT] = heft_now_ns();
-    rc = copy_options(load, options, error);
+    rc = heft_load_copy_options(load, options, error);
     if (!rc)
         rc = make_agent(load, error);
     if (!rc) {

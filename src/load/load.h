@@ -11,6 +11,8 @@
 
 #include <pthread.h>
 
+#define HEFT_LOAD_MIN_HOST_BYTES ((uint64_t)16 << 20)
+
 enum heft_load_stage {
     HEFT_STAGE_INIT,    /* resolve, find and connect sources */
     HEFT_STAGE_PLAN,    /* layout, plan, memory */
@@ -47,8 +49,8 @@ struct heft_load {
     struct heft_stream *stream; /* NULL: a model is made */
     struct heft_executor *executor;
     struct heft_model *model;
-    struct heft_fleet *fleet;        /* with others of other hosts; lives until the load is freed */
-    struct heft_model *fleet_model;  /* what it serves then */
+    struct heft_fleet *fleet;       /* with others of other hosts; lives until the load is freed */
+    struct heft_model *fleet_model; /* what it serves then */
     struct heft_fleet_summary fleet_summary;
     struct heft_trace *trace;                  /* by HEFT_LOAD_TRACE, from the move on */
     uint64_t stage_start_ns[HEFT_STAGE_COUNT]; /* 0: not reached */
@@ -60,6 +62,10 @@ struct heft_load {
     uint64_t memory_page_bytes;
 };
 
+/* load_options.c. One block holds all copied strings and the list of named peers; targets stay the caller's
+ * until the load ends. */
+int heft_load_copy_options(struct heft_load *load, const struct heft_load_options *given,
+                           struct heft_error *error);
 /* wanted.c: what is wanted, and where it lands. ranges_out (free): of the caller's targets, else NULL. */
 int heft_load_make_layout(struct heft_load *load, struct heft_range **ranges_out, uint32_t *part_count_out,
                           struct heft_error *error);

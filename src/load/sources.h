@@ -45,8 +45,8 @@ int heft_sources_parse(const char *text, struct heft_source_kinds *kinds_out, st
 int heft_sources_find(const struct heft_load_options *options, struct heft_agent *agent, uint64_t end_ns,
                       const uint32_t *cancel, struct heft_found **found_out, struct heft_error *error);
 /*
- * One more, after find: a replica that was compared, or its refusal. Takes over peer (NULL: not connected) and
- * manifest. NULL out of memory: then they are freed.
+ * One more, after find: a replica that was compared, or its refusal. Takes over peer (NULL: not connected)
+ * and manifest. NULL out of memory: then they are freed.
  */
 struct heft_source *heft_sources_add_peer(struct heft_found *found, const char *name, const char *addresses,
                                           const char *why, struct heft_peer *peer,

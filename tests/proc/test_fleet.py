@@ -200,7 +200,6 @@ def ranks_exchange_what_they_hold_alike():
             assert reports[name]["sha256"] == reports[name + 2]["sha256"], name
             assert reports[name]["sha256"] == rank_digests(model, name, 2), name
         read, wanted = sum(r["storage"] for r in reports), sum(r["bytes"] for r in reports)
-        print(read / wanted)
         assert read < 0.75 * wanted, (read, wanted)
 
 

@@ -143,7 +143,7 @@ static int make_record(struct heft_fleet *fleet, struct heft_error *error)
         return heft_error_set(error, HEFT_ERR_NO_MEMORY, "making a load's record");
     record->generation = fleet->generation;
     record->token = heft_agent_token(agent);
-    record->table_digest = manifest->table_digest;
+    record->table_digest = heft_manifest_table_digest(manifest);
     record->tensor_count = manifest->tensor_count;
     record->total_bytes = manifest->total_bytes;
     record->block_count = manifest->block_count;

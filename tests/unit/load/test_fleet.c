@@ -276,7 +276,7 @@ static void make_liar(const struct world *world, struct liar *liar)
     assert_int_equal(heft_record_set_identity(&liar->record, &files->identity), 0);
     liar->record.generation = heft_agent_generation(liar->agent);
     liar->record.token = heft_agent_token(liar->agent);
-    liar->record.table_digest = liar->manifest->table_digest;
+    liar->record.table_digest = heft_manifest_table_digest(liar->manifest);
     liar->record.tensor_count = liar->manifest->tensor_count;
     liar->record.total_bytes = world->total;
     liar->record.block_count = liar->record.held_blocks = liar->manifest->block_count;

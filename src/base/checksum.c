@@ -20,7 +20,36 @@ static const uint64_t polynomials[HEFT_CHECKSUM_KINDS] = {
     [HEFT_CHECKSUM_CRC64NVME] = 0x9a6c9329ac4bc9b5u,
 };
 static uint64_t tables[HEFT_CHECKSUM_KINDS][SLICES][256];
+/* x^(8 * 2^k) modulo the polynomial, the coefficient of x^0 in the highest bit: 2^k bytes further. */
+static uint64_t powers[HEFT_CHECKSUM_KINDS][64];
 static pthread_once_t tables_once = PTHREAD_ONCE_INIT;
+
+static unsigned width_of(enum heft_checksum_kind kind)
+{
+    return (unsigned)heft_checksum_size(kind) * 8;
+}
+
+/* The product of two polynomials modulo the kind's, all reflected. */
+static uint64_t multiply(enum heft_checksum_kind kind, uint64_t a, uint64_t b)
+{
+    uint64_t bit, product = 0;
+
+    for (bit = (uint64_t)1 << (width_of(kind) - 1); bit; bit >>= 1) {
+        if (a & bit)
+            product ^= b;
+        b = b & 1 ? b >> 1 ^ polynomials[kind] : b >> 1;
+    }
+    return product;
+}
+
+static void make_powers(enum heft_checksum_kind kind)
+{
+    int power;
+
+    powers[kind][0] = (uint64_t)1 << (width_of(kind) - 1 - 8);
+    for (power = 1; power < 64; power++)
+        powers[kind][power] = multiply(kind, powers[kind][power - 1], powers[kind][power - 1]);
+}
 
 static void make_tables(void)
 {
@@ -40,6 +69,8 @@ static void make_tables(void)
 
                 tables[kind][slice][byte] = crc >> 8 ^ tables[kind][0][crc & 255];
             }
+        if (polynomials[kind])
+            make_powers((enum heft_checksum_kind)kind);
     }
 }
 
@@ -74,6 +105,20 @@ __attribute__((target("sse4.2"))) static uint64_t crc32c_by_instruction(uint64_t
     return crc;
 }
 #endif
+
+static uint64_t crc_add(enum heft_checksum_kind kind, uint64_t crc, const uint8_t *at, size_t size)
+{
+#ifdef __x86_64__
+    if (kind == HEFT_CHECKSUM_CRC32C && __builtin_cpu_supports("sse4.2"))
+        return crc32c_by_instruction(crc, at, size);
+#endif
+    return crc_by_tables(tables[kind], crc, at, size);
+}
+
+static uint64_t crc_mask(enum heft_checksum_kind kind)
+{
+    return kind == HEFT_CHECKSUM_CRC64NVME ? UINT64_MAX : UINT32_MAX;
+}
 
 struct heft_checksum_state {
     enum heft_checksum_kind kind;
@@ -115,7 +160,7 @@ struct heft_checksum_state *heft_checksum_begin(enum heft_checksum_kind kind)
     state->kind = kind;
     if (polynomials[kind]) {
         (void)pthread_once(&tables_once, make_tables);
-        state->crc = kind == HEFT_CHECKSUM_CRC64NVME ? UINT64_MAX : UINT32_MAX;
+        state->crc = crc_mask(kind);
         return state;
     }
     state->digest = EVP_MD_CTX_new();
@@ -133,28 +178,50 @@ void heft_checksum_add(struct heft_checksum_state *state, const void *data, size
         (void)EVP_DigestUpdate(state->digest, data, size);
         return;
     }
-#ifdef __x86_64__
-    if (state->kind == HEFT_CHECKSUM_CRC32C && __builtin_cpu_supports("sse4.2")) {
-        state->crc = crc32c_by_instruction(state->crc, data, size);
-        return;
-    }
-#endif
-    state->crc = crc_by_tables(tables[state->kind], state->crc, data, size);
+    state->crc = crc_add(state->kind, state->crc, data, size);
 }
 
 void heft_checksum_end(struct heft_checksum_state *state, struct heft_checksum *checksum_out)
 {
-    size_t size = heft_checksum_size(state->kind), at;
-
-    *checksum_out = (struct heft_checksum){.kind = state->kind};
-    if (state->digest) {
+    if (checksum_out && state->digest) {
+        *checksum_out = (struct heft_checksum){.kind = state->kind};
         (void)EVP_DigestFinal_ex(state->digest, checksum_out->bytes, NULL);
-    } else {
-        uint64_t crc = ~state->crc;
-
-        for (at = 0; at < size; at++)
-            checksum_out->bytes[at] = (uint8_t)(crc >> 8 * (size - 1 - at));
+    } else if (checksum_out) {
+        heft_crc_checksum(state->kind, state->crc ^ crc_mask(state->kind), checksum_out);
     }
     EVP_MD_CTX_free(state->digest);
     free(state);
+}
+
+/* ---- parts ---- */
+
+int heft_checksum_composes(enum heft_checksum_kind kind)
+{
+    return polynomials[kind] != 0;
+}
+
+uint64_t heft_crc(enum heft_checksum_kind kind, const void *data, size_t size)
+{
+    (void)pthread_once(&tables_once, make_tables);
+    return crc_add(kind, crc_mask(kind), data, size) ^ crc_mask(kind);
+}
+
+uint64_t heft_crc_join(enum heft_checksum_kind kind, uint64_t left, uint64_t right, uint64_t right_bytes)
+{
+    int power;
+
+    (void)pthread_once(&tables_once, make_tables);
+    for (power = 0; right_bytes >> power; power++)
+        if (right_bytes >> power & 1)
+            left = multiply(kind, left, powers[kind][power]);
+    return left ^ right;
+}
+
+void heft_crc_checksum(enum heft_checksum_kind kind, uint64_t crc, struct heft_checksum *checksum_out)
+{
+    size_t size = heft_checksum_size(kind), at;
+
+    *checksum_out = (struct heft_checksum){.kind = kind};
+    for (at = 0; at < size; at++)
+        checksum_out->bytes[at] = (uint8_t)(crc >> 8 * (size - 1 - at));
 }

@@ -71,11 +71,49 @@ static void pieces_do_not_matter(void **state)
     }
 }
 
+/* Made of parts in any order, of no bytes and of one byte too, a CRC is that of the whole. */
+static void crcs_of_parts_make_the_wholes(void **state)
+{
+    enum heft_checksum_kind kind;
+    uint8_t data[70001];
+    size_t at, step;
+
+    (void)state;
+    for (at = 0; at < sizeof(data); at++)
+        data[at] = (uint8_t)(at * 151 + (at >> 7));
+    for (kind = HEFT_CHECKSUM_CRC32; kind < HEFT_CHECKSUM_KINDS; kind++) {
+        struct heft_checksum_state *making = heft_checksum_begin(kind);
+        struct heft_checksum whole, joined;
+        uint64_t crc = heft_crc_join(kind, 0, 0, 12345), right;
+
+        heft_checksum_add(making, data, sizeof(data));
+        heft_checksum_end(making, &whole);
+        if (!heft_checksum_composes(kind))
+            continue;
+        assert_int_equal(crc, 0);
+        for (at = 0, step = 0; at < sizeof(data); at += step, step = (step * 7 + 1) % 30011) {
+            if (step > sizeof(data) - at)
+                step = sizeof(data) - at;
+            crc = heft_crc_join(kind, crc, heft_crc(kind, data + at, step), step);
+        }
+        heft_crc_checksum(kind, crc, &joined);
+        assert_memory_equal(&whole, &joined, sizeof(whole));
+        right = heft_crc(kind, data + 1000, sizeof(data) - 1000);
+        data[3] ^= 1;
+        heft_crc_checksum(kind, heft_crc_join(kind, heft_crc(kind, data, 1000), right, sizeof(data) - 1000),
+                          &joined);
+        data[3] ^= 1;
+        assert_memory_not_equal(whole.bytes, joined.bytes, heft_checksum_size(kind));
+    }
+    assert_false(heft_checksum_composes(HEFT_CHECKSUM_NONE) || heft_checksum_composes(HEFT_CHECKSUM_MD5));
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(the_published_check_values_come_out),
         cmocka_unit_test(pieces_do_not_matter),
+        cmocka_unit_test(crcs_of_parts_make_the_wholes),
     };
 
     return cmocka_run_group_tests_name("checksum", tests, NULL, NULL);

@@ -50,10 +50,11 @@ struct heft_load_peer {
 };
 
 enum heft_load_flags {
-    HEFT_LOAD_NO_VERIFY = 1, /* block digests are neither made nor checked */
-    HEFT_LOAD_EXPLAIN = 4,   /* plan only: move nothing; the report tells what would be done */
-    HEFT_LOAD_TRACE = 8,     /* keep what each source did when, for heft_load_trace */
-    HEFT_LOAD_STREAM = 16    /* no model is made: heft_load_next hands out tensors as they come */
+    HEFT_LOAD_NO_VERIFY = 1,   /* block digests are neither made nor checked, nor checksums of stores */
+    HEFT_LOAD_EXPLAIN = 4,     /* plan only: move nothing; the report tells what would be done */
+    HEFT_LOAD_TRACE = 8,       /* keep what each source did when, for heft_load_trace */
+    HEFT_LOAD_STREAM = 16,     /* no model is made: heft_load_next hands out tensors as they come */
+    HEFT_LOAD_NO_CHECKSUM = 32 /* whole objects are not compared with their store's checksums */
 };
 
 struct heft_load_options {

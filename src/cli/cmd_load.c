@@ -178,7 +178,8 @@ static int start_load(struct session *session, int serves, uint32_t flags, struc
     if (heft_config_origin(config, "chunk") != HEFT_ORIGIN_DEFAULT) /* else the sources decide */
         options.chunk_bytes = heft_config_number(config, "chunk");
     options.device = heft_config_text(config, "device");
-    options.flags = flags | (heft_config_number(config, "no-verify") ? HEFT_LOAD_NO_VERIFY : 0u);
+    options.flags = flags | (heft_config_number(config, "no-verify") ? HEFT_LOAD_NO_VERIFY : 0u) |
+                    (strcmp(heft_config_text(config, "checksum"), "off") == 0 ? HEFT_LOAD_NO_CHECKSUM : 0u);
     return heft_load_start(&options, &session->load, error);
 }
 
@@ -446,6 +447,32 @@ static void print_sources(const json_t *report)
     }
 }
 
+/* How many objects are what their store says, by which checksum; of the others the first one's reason. */
+static void print_checksums(const json_t *report)
+{
+    const json_t *object, *objects = json_object_get(report, "checksums");
+    const char *kind = "", *why = "";
+    size_t index, checked = 0;
+
+    json_array_foreach(objects, index, object)
+    {
+        if (!json_is_true(json_object_get(object, "checked"))) {
+            why = why[0] ? why : word(object, "why");
+            continue;
+        }
+        checked++;
+        if (kind[0] && strcmp(kind, word(object, "checksum")) != 0)
+            kind = "checksum";
+        else
+            kind = word(object, "checksum");
+    }
+    if (json_array_size(objects) == 0)
+        return;
+    printf("  objects: %zu of %zu compared with their store's %s", checked, json_array_size(objects),
+           kind[0] ? kind : "checksum");
+    printf(why[0] ? "; not the others: %s\n" : "%s\n", cli_safe(why));
+}
+
 void cli_print_report(const json_t *report)
 {
     const json_t *verified = json_object_get(report, "verified"), *limit = json_object_get(report, "limit");
@@ -469,6 +496,7 @@ void cli_print_report(const json_t *report)
     else if (whole(verified, "blocks_total"))
         printf("  verified: sizes and structure; %llu digest blocks made for those who load from here\n",
                (unsigned long long)whole(verified, "blocks_total"));
+    print_checksums(report);
     printf("  stages: init %s, plan %s, move %s, verify %s\n", cli_seconds(real(stages, "init_s")),
            cli_seconds(real(stages, "plan_s")), cli_seconds(real(stages, "move_s")),
            cli_seconds(real(stages, "verify_s")));

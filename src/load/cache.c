@@ -175,3 +175,32 @@ void heft_cache_list_free(struct heft_cache_list *list)
     list->entries = NULL;
     list->count = 0;
 }
+
+static int make_folder(const char *path)
+{
+    return mkdir(path, 0700) != 0 && errno != EEXIST ? heft_error_from_errno(errno) : HEFT_OK;
+}
+
+int heft_own_folder(const char *below, int make, char *text_out, size_t size_bytes)
+{
+    const char *cache = getenv("XDG_CACHE_HOME"), *home = getenv("HOME");
+    int under_home = !cache || cache[0] != '/', written, rc = HEFT_OK;
+
+    if (under_home && (!home || home[0] != '/'))
+        return HEFT_ERR_NOT_FOUND;
+    written = snprintf(text_out, size_bytes, "%s%s", under_home ? home : cache, under_home ? "/.cache" : "");
+    if (written < 0 || (size_t)written + sizeof("/heft/") + (below ? strlen(below) : 0) > size_bytes)
+        return HEFT_ERR_TOO_LARGE;
+    if (make)
+        rc = make_folder(text_out);
+    memcpy(text_out + written, "/heft", sizeof("/heft"));
+    if (make && !rc)
+        rc = make_folder(text_out);
+    if (below) {
+        text_out[written + 5] = '/';
+        memcpy(text_out + written + 6, below, strlen(below) + 1);
+        if (make && !rc)
+            rc = make_folder(text_out);
+    }
+    return rc;
+}

@@ -22,4 +22,11 @@ struct heft_cache_list {
 int heft_cache_scan(const char *cache, struct heft_cache_list *list_out, struct heft_error *error);
 void heft_cache_list_free(struct heft_cache_list *list);
 
+/*
+ * The folder of what heft keeps for itself: $XDG_CACHE_HOME/heft, ~/.cache/heft; with `below`, a folder in
+ * it. make: it is made when it is not there, for its owner alone. NOT_FOUND: the environment names none;
+ * TOO_LARGE; else why it can't be made.
+ */
+int heft_own_folder(const char *below, int make, char *text_out, size_t size_bytes);
+
 #endif

@@ -7,6 +7,19 @@
 
 #include <inttypes.h>
 
+int heft_block_mismatch(const struct heft_executor_options *options, uint64_t layout_tensor, uint64_t block,
+                        uint64_t digest, uint64_t expected, struct heft_error *error)
+{
+    const struct heft_layout *layout = options->plan->layout;
+    const struct heft_manifest *reference = layout->reference;
+    const struct heft_manifest_tensor *tensor = &reference->tensors[layout->tensors[layout_tensor].tensor];
+    const char *file = reference->file_count > 0 ? reference->files[tensor->file].name : "";
+
+    return heft_error_set(error, HEFT_ERR_DIGEST,
+                          "%s%stensor %s, block %" PRIu64 ": digest %016" PRIx64 ", expected %016" PRIx64,
+                          file, file[0] ? ", " : "", tensor->name, block, digest, expected);
+}
+
 /* The blocks of one piece, from `at` on. */
 static int verify_piece(const struct heft_executor_options *o, const struct heft_piece_blocks *blocks,
                         uint64_t *verified, struct heft_error *error)
@@ -23,16 +36,9 @@ static int verify_piece(const struct heft_executor_options *o, const struct heft
         uint64_t digest = heft_hash64(at, (size_t)size, 0);
 
         if (expected_first != UINT64_MAX) {
-            if (digest != o->expected[expected_first + index]) {
-                const struct heft_layout *layout = o->plan->layout;
-                uint64_t tensor = layout->tensors[blocks->layout_tensor].tensor;
-
-                return heft_error_set(error, HEFT_ERR_DIGEST,
-                                      "tensor %s, block %" PRIu64 ": digest %016" PRIx64
-                                      ", expected %016" PRIx64,
-                                      layout->reference->tensors[tensor].name, index, digest,
-                                      o->expected[expected_first + index]);
-            }
+            if (digest != o->expected[expected_first + index])
+                return heft_block_mismatch(o, blocks->layout_tensor, index, digest,
+                                           o->expected[expected_first + index], error);
             (*verified)++;
         }
         if (computed_first != UINT64_MAX)

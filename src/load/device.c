@@ -77,14 +77,9 @@ static int compare(const struct heft_executor_options *o, const struct blocks *b
         uint64_t digest = blocks->digests[at];
 
         if (block->expected != UINT64_MAX) {
-            const struct heft_layout *layout = o->plan->layout;
-
             if (digest != o->expected[block->expected])
-                return heft_error_set(error, HEFT_ERR_DIGEST,
-                                      "tensor %s, block %" PRIu64 ": digest %016" PRIx64
-                                      ", expected %016" PRIx64 " (in the memory of GPU %d)",
-                                      layout->reference->tensors[layout->tensors[block->tensor].tensor].name,
-                                      block->index, digest, o->expected[block->expected], o->device);
+                return heft_block_mismatch(o, block->tensor, block->index, digest,
+                                           o->expected[block->expected], error);
             verified++;
         }
         if (block->computed != UINT64_MAX)

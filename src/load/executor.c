@@ -120,7 +120,7 @@ void heft_executor_check_hopeless(struct heft_executor *executor)
     char reasons[HEFT_ERROR_TEXT_BYTES] = "";
     size_t used = 0;
     uint32_t index, slot;
-    int all_required = 1;
+    int code = executor->lane_count > 0 ? executor->lanes[0].source->reason.code : 0;
 
     if (executor->stopping || executor->left == 0 || executor->active > 0)
         return;
@@ -146,12 +146,12 @@ void heft_executor_check_hopeless(struct heft_executor *executor)
                      source->reason.text[0] ? source->reason.text : "does not hold the rest");
 
         used += size > 0 ? (size_t)size : 0;
-        all_required &= source->reason.code == HEFT_ERR_REQUIRED;
+        if (source->reason.code != code || (code != HEFT_ERR_REQUIRED && code != HEFT_ERR_DIGEST))
+            code = HEFT_ERR_SOURCE_LOST;
     }
     executor->stopping = 1;
-    heft_error_set(&executor->error, all_required ? HEFT_ERR_REQUIRED : HEFT_ERR_SOURCE_LOST,
-                   "no source is left for %" PRIu64 " of %" PRIu64 " chunks: %s", executor->left,
-                   executor->options.plan->chunk_count, reasons);
+    heft_error_set(&executor->error, code, "no source is left for %" PRIu64 " of %" PRIu64 " chunks: %s",
+                   executor->left, executor->options.plan->chunk_count, reasons);
 }
 
 /* ---- asking ---- */
@@ -403,8 +403,8 @@ void heft_lane_slot_done(struct heft_xfer *xfer, const struct heft_xfer_result *
     if (status == HEFT_OK && executor->options.verify)
         status = verify_chunk(executor, slot->chunk, &error);
     if (status == HEFT_OK && executor->options.check_chunk)
-        status = executor->options.check_chunk(executor->options.on_chunk_context, slot->source, slot->chunk,
-                                               &error);
+        status = executor->options.check_chunk(executor->options.check_chunk_context, slot->source,
+                                               slot->chunk, &error);
     now = heft_now_ns();
     heft_trace_transfer(executor->options.trace, slot->source, (uint32_t)(slot - lane->slots), slot->chunk,
                         slot->posted_ns, result, status, now);

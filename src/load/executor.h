@@ -79,10 +79,11 @@ struct heft_executor_options {
     uint64_t gated;
     int keeps_gates;
     void (*on_chunk)(void *context, uint64_t chunk); /* a chunk is there and verified; any thread */
-    void *on_chunk_context;                          /* of the next one as well */
+    void *on_chunk_context;
     /* After verify_chunk, with the source that brought the chunk: 0, or what is wrong with it (DIGEST). NULL:
      * nothing more is known of it. */
     int (*check_chunk)(void *context, uint32_t source, uint64_t chunk, struct heft_error *error);
+    void *check_chunk_context;
     /* Expected block digests and where each layout tensor's begin in them; expected NULL: none known. */
     const uint64_t *expected;
     const uint64_t *expected_first; /* by layout tensor; UINT64_MAX: none */
@@ -95,6 +96,10 @@ struct heft_executor_options {
 /* verify_chunk by the CPU. */
 int heft_host_verify_chunk(const struct heft_executor_options *options, uint64_t chunk,
                            uint64_t *verified_out, struct heft_error *error);
+
+/* DIGEST: the sentence about a block of a layout's entry that is not what was expected. */
+int heft_block_mismatch(const struct heft_executor_options *options, uint64_t layout_tensor, uint64_t block,
+                        uint64_t digest, uint64_t expected, struct heft_error *error);
 
 struct heft_executor;
 

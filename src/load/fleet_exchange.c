@@ -612,6 +612,7 @@ int heft_fleet_prepare(struct heft_fleet *fleet, struct heft_executor_options *o
         options->gated = gated | fleet->storage;
         options->keeps_gates = 1;
         options->check_chunk = check_chunk;
+        options->check_chunk_context = fleet;
     }
     return rc;
 }

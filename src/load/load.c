@@ -12,6 +12,7 @@
 #include "load/device.h"
 #include "load/feeder.h"
 #include "load/fleet.h"
+#include "load/integrity.h"
 #include "space/cuda.h"
 
 #include <inttypes.h>
@@ -41,8 +42,7 @@ struct run {
     struct heft_region **regions;
     uint8_t **addresses;
     uint32_t part_count, region_count;
-    uint64_t *expected_first, *computed, *computed_first;
-    const struct heft_manifest *expected;
+    struct heft_digest_tables digests;
     struct heft_range *ranges;
     int memory_busy; /* somebody still reads it: better lost memory than a read of somebody else's */
 };
@@ -129,53 +129,6 @@ static int make_memory(struct heft_load *load, struct run *run, struct heft_erro
             return heft_error_prefix(error, rc, "registering the destination");
         run->region_count = index + 1;
     }
-    return HEFT_OK;
-}
-
-/* Where each wanted tensor's digests are expected (a source that knows them) and kept (tensors wanted whole).
- */
-static int make_digest_tables(struct heft_load *load, struct run *run, struct heft_error *error)
-{
-    const struct heft_layout *layout = load->layout;
-    uint64_t count = layout->tensor_count ? layout->tensor_count : 1, index, blocks = 0;
-    uint32_t source;
-
-    if (load->options.flags & HEFT_LOAD_NO_VERIFY)
-        return HEFT_OK;
-    for (source = 0; source < load->found->ready && !run->expected; source++)
-        if (load->found->sources[source]->manifest->digests &&
-            !load->found->sources[source]->manifest->held) {
-            run->expected = load->found->sources[source]->manifest;
-            (void)snprintf(load->verified_against, sizeof(load->verified_against), "%s",
-                           load->found->sources[source]->name);
-        }
-    run->expected_first = calloc(count, sizeof(*run->expected_first));
-    run->computed_first = calloc(count, sizeof(*run->computed_first));
-    if (!run->expected_first || !run->computed_first)
-        return heft_error_set(error, HEFT_ERR_NO_MEMORY, "preparing the digests");
-    for (index = 0; index < layout->tensor_count; index++) {
-        const struct heft_layout_tensor *wanted = &layout->tensors[index];
-        const struct heft_manifest_tensor *tensor = &layout->reference->tensors[wanted->tensor];
-        int whole = wanted->start == NULL;
-
-        run->expected_first[index] = UINT64_MAX;
-        if (run->expected) {
-            uint64_t other = run->expected == layout->reference
-                                 ? wanted->tensor
-                                 : heft_manifest_find_near(run->expected, wanted->tensor, tensor->name,
-                                                           tensor->name_bytes);
-
-            if (other != UINT64_MAX && !run->expected->tensors[other].box_start)
-                run->expected_first[index] = run->expected->tensors[other].first_block;
-        }
-        run->computed_first[index] = whole ? blocks : UINT64_MAX;
-        if (whole)
-            blocks += heft_block_count(wanted->size_bytes);
-    }
-    load->blocks_total = blocks;
-    run->computed = calloc(blocks ? blocks : 1, sizeof(*run->computed));
-    if (!run->computed)
-        return heft_error_set(error, HEFT_ERR_NO_MEMORY, "preparing %" PRIu64 " digests", blocks);
     return HEFT_OK;
 }
 
@@ -373,10 +326,10 @@ static int move_bytes(struct heft_load *load, struct run *run, uint64_t end_ns, 
         .on_device = load->device >= 0,
         .device = load->device,
         .verify = !(load->options.flags & HEFT_LOAD_NO_VERIFY),
-        .expected = run->expected ? run->expected->digests : NULL,
-        .expected_first = run->expected_first,
-        .computed = run->computed,
-        .computed_first = run->computed_first,
+        .expected = run->digests.expected,
+        .expected_first = run->digests.expected_first,
+        .computed = run->digests.computed,
+        .computed_first = run->digests.computed_first,
     };
     struct heft_executor *executor;
     struct heft_feeder *feeder = NULL;
@@ -394,6 +347,9 @@ static int move_bytes(struct heft_load *load, struct run *run, uint64_t end_ns, 
         options.on_chunk_context = load->stream;
         rc = heft_stream_prepare(load->stream, load->plan, run->addresses[0], error);
     }
+    if (!rc)
+        rc = heft_load_start_checksums(load, &run->digests, run->addresses, &options.on_chunk,
+                                       &options.on_chunk_context, error);
     if (!rc)
         rc = heft_executor_create(&options, &executor, error);
     if (rc) {
@@ -415,6 +371,8 @@ static int move_bytes(struct heft_load *load, struct run *run, uint64_t end_ns, 
             heft_executor_stop(executor, HEFT_ERR_CANCELED, "the load was canceled");
         else if (heft_now_ns() >= end_ns)
             heft_executor_stop(executor, HEFT_ERR_DEADLINE, "the deadline passed while bytes were moving");
+        else if (heft_checksums_verdict(load->checksums, error))
+            heft_executor_stop(executor, HEFT_ERR_DIGEST, error->text);
     }
     if (load->stream)
         heft_stream_run(load->stream, NULL);
@@ -491,16 +449,16 @@ static int make_model(struct heft_load *load, struct run *run, struct heft_model
     if (!rc)
         rc = heft_manifest_finish(manifest, error);
     /* Digests are kept only when every tensor has them: a whole model's, never a slice's. */
-    if (!rc && run->computed && layout->split_count == 0)
+    if (!rc && run->digests.computed && layout->split_count == 0)
         rc = heft_manifest_want_digests(manifest, error);
     for (index = 0; !rc && manifest->digests && index < layout->tensor_count; index++) {
         const struct heft_layout_tensor *wanted = &layout->tensors[index];
         const struct heft_manifest_tensor *source = &layout->reference->tensors[wanted->tensor];
         uint64_t made = heft_manifest_find_near(manifest, index, source->name, source->name_bytes);
 
-        HEFT_ASSERT(made != UINT64_MAX && run->computed_first[index] != UINT64_MAX);
+        HEFT_ASSERT(made != UINT64_MAX && run->digests.computed_first[index] != UINT64_MAX);
         memcpy(manifest->digests + manifest->tensors[made].first_block,
-               run->computed + run->computed_first[index],
+               run->digests.computed + run->digests.computed_first[index],
                heft_block_count(wanted->size_bytes) * sizeof(uint64_t));
     }
     if (rc) {
@@ -564,9 +522,7 @@ static void release_run(struct run *run, struct heft_model *model)
     free(run->parts);
     free(run->regions);
     free(run->addresses);
-    free(run->expected_first);
-    free(run->computed);
-    free(run->computed_first);
+    heft_digest_tables_free(&run->digests);
     free(run->ranges);
 }
 
@@ -604,7 +560,7 @@ static int load_run(struct heft_load *load, struct heft_error *error)
     if (!load->fleet)
         rc = make_memory(load, &run, error);
     if (!rc)
-        rc = make_digest_tables(load, &run, error);
+        rc = heft_digest_tables_make(load, &run.digests, error);
     if (rc)
         goto out;
     heft_device_warmed(&warmer);
@@ -614,9 +570,14 @@ static int load_run(struct heft_load *load, struct heft_error *error)
         goto out;
     enter_stage(load, HEFT_STAGE_VERIFY);
     rc = check_files_unchanged(load, error);
+    if (!rc)
+        rc = heft_load_finish_checksums(load, &run.digests, end_ns, error);
     if (!rc && !load->stream)
         rc = make_model(load, &run, &model, error);
 out:
+    heft_checksums_stop(load->checksums); /* before the memory that it looks at is freed */
+    if (rc == HEFT_ERR_DIGEST)
+        heft_load_explain_digest(load, &run.digests, error);
     heft_device_warmed(&warmer);
     if (load->stream) {
         heft_stream_end(load->stream, rc, error);
@@ -633,6 +594,7 @@ out:
 static void finish(struct heft_load *load, int rc, const struct heft_error *error)
 {
     struct heft_found *found;
+    struct heft_checksums *checksums;
     struct heft_agent *agent = NULL;
 
     enter_stage(load, HEFT_STAGE_DONE);
@@ -644,7 +606,10 @@ static void finish(struct heft_load *load, int rc, const struct heft_error *erro
     load->final_report = heft_report_make(load);
     found = load->found;
     load->found = NULL;
+    checksums = load->checksums;
+    load->checksums = NULL;
     (void)pthread_mutex_unlock(&load->lock);
+    heft_checksums_free(checksums);
     heft_plan_free(load->plan);
     load->plan = NULL;
     heft_layout_free(load->layout);

@@ -3,6 +3,7 @@
 #ifndef HEFT_LOAD_LOAD_H
 #define HEFT_LOAD_LOAD_H
 
+#include "load/checksums.h"
 #include "load/fleet.h"
 #include "load/loaded.h"
 #include "load/ranges.h"
@@ -48,6 +49,7 @@ struct heft_load {
     struct heft_plan *plan;
     struct heft_stream *stream; /* NULL: a model is made */
     struct heft_executor *executor;
+    struct heft_checksums *checksums; /* NULL: nothing is compared with a store's */
     struct heft_model *model;
     struct heft_fleet *fleet;       /* with others of other hosts; lives until the load is freed */
     struct heft_model *fleet_model; /* what it serves then */

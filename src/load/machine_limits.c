@@ -3,6 +3,7 @@
 #include "base/clock.h"
 #include "base/digest.h"
 #include "base/error.h"
+#include "load/cache.h"
 
 #include <arpa/inet.h>
 #include <errno.h>
@@ -302,28 +303,11 @@ int heft_limits_measure(const char *path, struct heft_limits *limits_out, struct
 
 static int limits_path(char *text, size_t size, int make)
 {
-    const char *cache = getenv("XDG_CACHE_HOME"), *home = getenv("HOME");
-    int written;
+    int rc = heft_own_folder(NULL, make, text, size - sizeof("/limits.json"));
 
-    if (cache && cache[0] == '/')
-        written = snprintf(text, size, "%s/heft", cache);
-    else if (home && home[0] == '/')
-        written = snprintf(text, size, "%s/.cache/heft", home);
-    else
-        return HEFT_ERR_NOT_FOUND;
-    if (written < 0 || (size_t)written + sizeof("/limits.json") > size)
-        return HEFT_ERR_TOO_LARGE;
-    if (make) {
-        char *slash = strrchr(text, '/');
-
-        *slash = 0;
-        (void)mkdir(text, 0700);
-        *slash = '/';
-        if (mkdir(text, 0700) && errno != EEXIST)
-            return heft_error_from_errno(errno);
-    }
-    memcpy(text + written, "/limits.json", sizeof("/limits.json"));
-    return HEFT_OK;
+    if (!rc)
+        memcpy(text + strlen(text), "/limits.json", sizeof("/limits.json"));
+    return rc;
 }
 
 int heft_limits_write(const struct heft_limits *limits, struct heft_error *error)

@@ -62,12 +62,14 @@ void heft_opened_free(struct heft_opened *opened)
         free(opened->paths ? opened->paths[index] : NULL);
         free(opened->urls ? opened->urls[index] : NULL);
         free(opened->versions ? opened->versions[index] : NULL);
+        free(opened->seen ? opened->seen[index].head : NULL);
     }
     heft_manifest_free(opened->manifest);
     free(opened->fds);
     free(opened->paths);
     free(opened->urls);
     free(opened->versions);
+    free(opened->seen);
     free(opened->priv);
     free(opened);
 }

@@ -3,8 +3,19 @@
 #ifndef HEFT_LOAD_OPEN_H
 #define HEFT_LOAD_OPEN_H
 
+#include "base/checksum.h"
 #include "format/manifest.h"
 #include <heft/model.h>
+
+#define HEFT_HEADS_MAX_BYTES ((uint64_t)64 << 20) /* kept of all objects together */
+
+/* What opening an object told beside its header. */
+struct heft_object_seen {
+    struct heft_checksum checksum; /* of the whole object, when its store told it; else NONE */
+    int may_tell;                  /* none was told, but the store may tell one when it is asked */
+    uint8_t *head;                 /* what stands before its tensors; NULL: not kept */
+    uint64_t head_bytes;
+};
 
 struct heft_opened {
     struct heft_manifest *manifest; /* owned */
@@ -12,6 +23,7 @@ struct heft_opened {
     char **paths;    /* likewise, for messages */
     char **urls;     /* of objects, likewise, with the credentials that they hold; NULL for files */
     char **versions; /* of objects: what each was when opened */
+    struct heft_object_seen *seen; /* of objects, likewise; NULL for files */
     uint32_t file_count, capacity;
     void *priv; /* what check_unchanged compares with */
 };

@@ -50,7 +50,8 @@ int heft_open_config(const char *model, const struct heft_model_options *options
     if (rc)
         return rc;
     if (heft_ref_is_remote(&ref))
-        return heft_remote_config(&ref, end_ns, cancel, text_out, size_out, error);
+        return heft_remote_config(&ref, options ? options->revision : NULL, end_ns, cancel, text_out,
+                                  size_out, error);
     rc = heft_place_find(model, options, &place, error);
     if (rc)
         return rc;

@@ -42,6 +42,7 @@ struct remote {
     struct heft_st_limits limits;
     struct heft_opened *opened;
     struct heft_dir_shard *shards;
+    uint64_t heads_bytes; /* kept so far */
     struct heft_buf revision_text;
     const char *revision; /* given by the caller, or NULL */
 };
@@ -206,6 +207,16 @@ static int by_key(const void *left, const void *right)
     return strcmp(((const struct heft_s3_entry *)left)->key, ((const struct heft_s3_entry *)right)->key);
 }
 
+static int use_commit(struct remote *remote, const struct heft_ref *ref, const char *commit,
+                      struct heft_error *error)
+{
+    free(remote->base);
+    if (asprintf(&remote->base, "hf://%s@%s", ref->name, commit) >= 0)
+        return HEFT_OK;
+    remote->base = NULL;
+    return no_memory(error);
+}
+
 /* The hub: a revision is pinned to its commit first, and everything is asked of that. */
 static int list_hub(struct remote *remote, const struct heft_ref *ref, int ignore_index,
                     struct heft_error *error)
@@ -218,11 +229,9 @@ static int list_hub(struct remote *remote, const struct heft_ref *ref, int ignor
     if (rc)
         return rc;
     remote->revision = remote->commit;
-    free(remote->base);
-    if (asprintf(&remote->base, "hf://%s@%s", ref->name, remote->commit) < 0) {
-        remote->base = NULL;
-        return no_memory(error);
-    }
+    rc = use_commit(remote, ref, remote->commit, error);
+    if (rc)
+        return rc;
     if (files->entry_count > 0)
         qsort(files->entries, files->entry_count, sizeof(*files->entries), by_key);
     for (index = 0; !rc && index < files->entry_count; index++)
@@ -374,6 +383,29 @@ static int missing(struct remote *remote, const char *name, const struct heft_ob
     return no_weights(remote, name, error);
 }
 
+/* What a load compares the whole object with; its header is not read again for that. */
+static int note_seen(struct remote *remote, uint32_t at, const struct heft_object_fetch *fetch,
+                     struct heft_error *error)
+{
+    struct heft_object_seen *seen = &remote->opened->seen[at];
+    enum heft_object_service service = heft_object_service_of(fetch->url);
+    uint64_t bytes = 8 + remote->shards[at].header->header_bytes;
+
+    seen->checksum = fetch->checksum;
+    seen->may_tell = fetch->checksum.kind == HEFT_CHECKSUM_NONE && heft_object_may_tell_checksum(service);
+    bytes = bytes < fetch->data.size ? bytes : fetch->data.size;
+    if ((seen->checksum.kind == HEFT_CHECKSUM_NONE && !seen->may_tell) ||
+        bytes > HEFT_HEADS_MAX_BYTES - remote->heads_bytes)
+        return HEFT_OK;
+    seen->head = malloc(bytes ? bytes : 1);
+    if (!seen->head)
+        return no_memory(error);
+    memcpy(seen->head, fetch->data.data, bytes);
+    seen->head_bytes = bytes;
+    remote->heads_bytes += bytes;
+    return HEFT_OK;
+}
+
 static int note_file(struct remote *remote, const char *name, uint32_t at,
                      const struct heft_object_fetch *fetch, struct heft_error *error)
 {
@@ -386,7 +418,7 @@ static int note_file(struct remote *remote, const char *name, uint32_t at,
         return no_memory(error);
     note_revision(remote, name, fetch);
     heft_open_warn(opened->paths[at], remote->shards[at].header);
-    return HEFT_OK;
+    return note_seen(remote, at, fetch, error);
 }
 
 /* Parses the headers of a batch that are not parsed yet. ends[i] past what was fetched: so far one more
@@ -527,8 +559,11 @@ static int make_opened(struct remote *remote, uint32_t count, struct heft_error 
     opened->paths = calloc((size_t)count + 1, sizeof(*opened->paths));
     opened->urls = calloc((size_t)count + 1, sizeof(*opened->urls));
     opened->versions = calloc((size_t)count + 1, sizeof(*opened->versions));
+    opened->seen = calloc((size_t)count + 1, sizeof(*opened->seen));
     remote->shards = calloc((size_t)count + 1, sizeof(*remote->shards));
-    return opened->paths && opened->urls && opened->versions && remote->shards ? HEFT_OK : no_memory(error);
+    return opened->paths && opened->urls && opened->versions && opened->seen && remote->shards
+               ? HEFT_OK
+               : no_memory(error);
 }
 
 static int open_files(struct remote *remote, struct heft_error *error)
@@ -623,8 +658,8 @@ int heft_open_remote(const struct heft_ref *ref, const struct heft_model_options
     return HEFT_OK;
 }
 
-int heft_remote_config(const struct heft_ref *ref, uint64_t end_ns, const uint32_t *cancel, char **text_out,
-                       size_t *size_out, struct heft_error *error)
+int heft_remote_config(const struct heft_ref *ref, const char *commit, uint64_t end_ns,
+                       const uint32_t *cancel, char **text_out, size_t *size_out, struct heft_error *error)
 {
     struct heft_error local = HEFT_ERROR_INIT;
     struct remote remote = {0};
@@ -636,6 +671,8 @@ int heft_remote_config(const struct heft_ref *ref, uint64_t end_ns, const uint32
     *text_out = NULL;
     *size_out = 0;
     rc = remote_open(&remote, ref, end_ns, cancel, error);
+    if (!rc && ref->kind == HEFT_REF_HUB)
+        rc = use_commit(&remote, ref, commit ? commit : "main", error);
     if (!rc && !remote.single) /* a single file is a model without a folder */
         rc = fetch_whole(&remote, "config.json", HEFT_RULES_MAX_BYTES, &data, error);
     if (rc == HEFT_ERR_NOT_FOUND)

@@ -13,8 +13,8 @@ char *heft_remote_name(const struct heft_ref *ref);
 /* As heft_open_model. Ends soon after end_ns (0: never), and soon after *cancel is not 0 (NULL: never). */
 int heft_open_remote(const struct heft_ref *ref, const struct heft_model_options *options, uint64_t end_ns,
                      const uint32_t *cancel, struct heft_opened **opened_out, struct heft_error *error);
-/* config.json beside it, as heft_open_config: NULL when there is none. */
-int heft_remote_config(const struct heft_ref *ref, uint64_t end_ns, const uint32_t *cancel, char **text_out,
-                       size_t *size_out, struct heft_error *error);
+/* config.json beside it, as heft_open_config: NULL when there is none. commit: of a model of the hub. */
+int heft_remote_config(const struct heft_ref *ref, const char *commit, uint64_t end_ns,
+                       const uint32_t *cancel, char **text_out, size_t *size_out, struct heft_error *error);
 
 #endif

@@ -272,6 +272,27 @@ static void add_costs(const struct heft_load *load, json_t *report)
     (void)json_object_set_new(report, "memory", memory);
 }
 
+/* Objects and what their stores say of them. */
+static void add_checksums(const struct heft_load *load, json_t *report)
+{
+    json_t *list = json_array();
+    uint32_t index;
+
+    for (index = 0; index < heft_checksums_count(load->checksums); index++) {
+        struct heft_checked_object object;
+        json_t *entry = json_object();
+
+        heft_checksums_read(load->checksums, index, &object);
+        (void)json_object_set_new(entry, "file", text(object.name));
+        (void)json_object_set_new(entry, "checksum", json_string(heft_checksum_name(object.kind)));
+        (void)json_object_set_new(entry, "checked", json_boolean(object.checked));
+        if (!object.checked)
+            (void)json_object_set_new(entry, "why", text(object.why));
+        (void)json_array_append_new(list, entry);
+    }
+    (void)json_object_set_new(report, "checksums", list);
+}
+
 struct json_t *heft_report_make(const struct heft_load *load)
 {
     json_t *report = json_object(), *sources = json_array();
@@ -306,6 +327,8 @@ struct json_t *heft_report_make(const struct heft_load *load)
     }
     (void)json_object_set_new(report, "sources", sources);
     add_fleet(load, report);
+    if (load->checksums)
+        add_checksums(load, report);
     add_costs(load, report);
     return report;
 }

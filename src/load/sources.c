@@ -179,6 +179,7 @@ static int find_files(const struct heft_load_options *options, struct found_all 
                       uint64_t end_ns, const uint32_t *cancel, struct heft_error *error)
 {
     struct heft_found *found = &all->found;
+    struct heft_model_options of_config = options->model_options;
     struct heft_source *source;
     int rc = heft_open_model_within(options->model, &options->model_options, end_ns, cancel, &found->opened,
                                     error);
@@ -196,9 +197,11 @@ static int find_files(const struct heft_load_options *options, struct found_all 
         source->manifest = found->opened->manifest;
         rc = register_files(found, all->hunt.agent, found->opened, source, error);
     }
+    if (rc == 0 && remote) /* beside the files that were opened, at their commit */
+        of_config.revision = found->opened->manifest->identity.revision;
     /* A store is asked for it only when the layout depends on it. */
     if (rc == 0 && (!remote || options->ranks > 1 || heft_load_wants_rules(options)))
-        rc = heft_open_config(options->model, &options->model_options, end_ns, cancel, &found->config.data,
+        rc = heft_open_config(options->model, &of_config, end_ns, cancel, &found->config.data,
                               &found->config.size, error);
     if (rc) {
         refuse(source, error);

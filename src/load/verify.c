@@ -2,6 +2,8 @@
 #include "load/verify.h"
 #include "base/clock.h"
 #include "base/error.h"
+#include "base/log.h"
+#include "load/kept.h"
 #include "load/loaded.h"
 #include "load/open.h"
 #include "transport/object/object.h"
@@ -221,6 +223,19 @@ static int verify_object(struct heft_object_client *client, struct object_walk *
     return rc;
 }
 
+/* What was found right is kept for loads; of no consequence here when that fails. */
+static void keep_digests(const struct heft_opened *opened, const struct heft_verified *verified)
+{
+    struct heft_error error = HEFT_ERROR_INIT;
+    uint32_t index;
+
+    for (index = 0; index < opened->file_count; index++)
+        if (!verified->files[index].checked)
+            return;
+    if (heft_kept_write(opened, opened->manifest->digests, &error))
+        heft_log(HEFT_LOG_INFO, "later loads are not compared with what was found: %s", error.text);
+}
+
 static int verify_objects(const struct heft_opened *opened, struct heft_verified *verified,
                           struct heft_error *error)
 {
@@ -242,6 +257,8 @@ static int verify_objects(const struct heft_opened *opened, struct heft_verified
     heft_object_client_free(&client);
     free(walk.walk.block);
     EVP_MD_CTX_free(walk.sha);
+    if (!rc)
+        keep_digests(opened, verified);
     return rc;
 }
 

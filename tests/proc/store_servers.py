@@ -98,6 +98,7 @@ class Google:
     def __init__(self, folder, files, lifetime=3600, spoil=lambda asked: None):
         self.files, self.lifetime, self.spoil = files, lifetime, spoil
         self.given = {}  # token -> when it ends
+        self.kept, self.hashes_by_head_alone = {}, False
         self.key = os.path.join(folder, "service.pem")
         subprocess.run(["openssl", "genpkey", "-algorithm", "RSA", "-pkeyopt", "rsa_keygen_bits:2048", "-out", self.key], check=True,
                        capture_output=True)
@@ -167,7 +168,14 @@ class Google:
             return answer(200, o.Scripted.list(self.lister(), o.Request("GET", path, asked.query, {}, None, None, 1)))
         if path not in self.files:
             return answer(404, "<Error><Code>NoSuchKey</Code></Error>")
-        return served(asked, self.files[path], etag_of(self.files[path]), x_goog_generation="7")
+        hashes = {} if self.hashes_by_head_alone and asked.method != "HEAD" else {"x_goog_hash": self.hashes(path)}
+        return served(asked, self.files[path], etag_of(self.files[path]), x_goog_generation="7", **hashes)
+
+    def hashes(self, path):
+        """What it keeps of an object; of its first content, whatever is served later."""
+        if path not in self.kept:
+            self.kept[path] = "md5=" + base64.b64encode(hashlib.md5(self.files[path]).digest()).decode()
+        return self.kept[path]
 
     def lister(self):
         return collections.namedtuple("Lister", "files page")(self.files, 1000)
@@ -176,11 +184,12 @@ class Google:
 class FakeGcs:
     """fake-gcs-server: an emulator of Google's store."""
 
-    def __init__(self, fleet):
+    def __init__(self, fleet, public=None):
+        """public: the host and port by which it is asked, when that is not its own."""
         self.port = o.free_ports(1)[0]
         self.url = f"http://127.0.0.1:{self.port}"
         self.process = fleet.start("fake-gcs", fake_gcs(), "-backend", "memory", "-scheme", "http", "-host", "127.0.0.1", "-port",
-                                   str(self.port), "-public-host", f"127.0.0.1:{self.port}")
+                                   str(self.port), "-public-host", public or f"127.0.0.1:{self.port}")
         f.until(lambda: o.accepts(self.port), "fake-gcs-server to listen")
         self.post("/storage/v1/b", b'{"name": "models"}', "application/json")
 

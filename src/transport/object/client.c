@@ -229,6 +229,48 @@ static void note_version(const struct heft_object *object, const struct heft_obj
     }
 }
 
+static int from_hex(const char *text, size_t digits, uint8_t *bytes_out)
+{
+    size_t at;
+
+    if (strspn(text, "0123456789abcdef") < digits)
+        return 0;
+    for (at = 0; at < digits; at += 2) {
+        const char pair[3] = {text[at], text[at + 1], 0};
+
+        bytes_out[at / 2] = (uint8_t)strtoul(pair, NULL, 16);
+    }
+    return 1;
+}
+
+/* An ETag of S3 is the MD5 of what was put in one piece; not so in directory buckets, "name--zone--x-s3". */
+static void take_etag(const struct heft_object *object, const struct heft_object_reply *reply,
+                      struct heft_checksum *checksum)
+{
+    static const char directory[] = "--x-s3";
+    size_t size = object->bucket ? strlen(object->bucket) : 0;
+
+    if (size >= sizeof(directory) - 1 &&
+        strcmp(object->bucket + size - sizeof(directory) + 1, directory) == 0)
+        return;
+    if (checksum->kind < HEFT_CHECKSUM_MD5 && object->service == HEFT_OBJECT_S3 && !reply->is_encrypted &&
+        strlen(reply->etag) == 34 && from_hex(reply->etag + 1, 32, checksum->bytes))
+        checksum->kind = HEFT_CHECKSUM_MD5;
+}
+
+/* The hub's listing tells the SHA-256 of a large file in place of an ETag. */
+static void take_listed(const struct heft_object *object, struct heft_checksum *checksum)
+{
+    if (object->service == HEFT_OBJECT_HUB && strlen(object->version) == 64 &&
+        from_hex(object->version, 64, checksum->bytes))
+        checksum->kind = HEFT_CHECKSUM_SHA256;
+}
+
+int heft_object_may_tell_checksum(enum heft_object_service service)
+{
+    return service == HEFT_OBJECT_S3 || service == HEFT_OBJECT_GOOGLE;
+}
+
 static void fill_fetch(struct heft_object_fetch *fetch, const struct asking *asking)
 {
     const struct heft_object_reply *reply = &asking->exchange.reply;
@@ -237,6 +279,9 @@ static void fill_fetch(struct heft_object_fetch *fetch, const struct asking *ask
     if (fetch->status)
         return;
     note_version(asking->exchange.object, reply, fetch->found_version);
+    fetch->checksum = reply->checksum;
+    take_etag(asking->exchange.object, reply, &fetch->checksum);
+    take_listed(asking->exchange.object, &fetch->checksum);
     if (fetch->whole)
         fetch->object_bytes = fetch->data.size;
     else if (reply->has_total)
@@ -330,29 +375,6 @@ int heft_object_head(const struct heft_object_limits *limits, struct heft_object
 
 /* ---- whole objects ---- */
 
-static int from_hex(const char *text, size_t digits, uint8_t *bytes_out)
-{
-    size_t at;
-
-    if (strspn(text, "0123456789abcdef") < digits)
-        return 0;
-    for (at = 0; at < digits; at += 2) {
-        const char pair[3] = {text[at], text[at + 1], 0};
-
-        bytes_out[at / 2] = (uint8_t)strtoul(pair, NULL, 16);
-    }
-    return 1;
-}
-
-/* An ETag of S3 is the MD5 of what was put in one piece. */
-static void take_etag(const struct heft_object *object, const struct heft_object_reply *reply,
-                      struct heft_checksum *checksum)
-{
-    if (checksum->kind < HEFT_CHECKSUM_MD5 && object->service == HEFT_OBJECT_S3 && !reply->is_encrypted &&
-        strlen(reply->etag) == 34 && from_hex(reply->etag + 1, 32, checksum->bytes))
-        checksum->kind = HEFT_CHECKSUM_MD5;
-}
-
 int heft_object_checksum(struct heft_object_client *client, const char *url, const char *version,
                          struct heft_checksum *checksum_out, struct heft_error *error)
 {
@@ -366,10 +388,8 @@ int heft_object_checksum(struct heft_object_client *client, const char *url, con
         return rc;
     if (version && strlen(version) < sizeof(object->version))
         memcpy(object->version, version, strlen(version) + 1);
-    if (object->service == HEFT_OBJECT_HUB) { /* its listing told */
-        if (strlen(object->version) == 64 && from_hex(object->version, 64, checksum.bytes))
-            checksum.kind = HEFT_CHECKSUM_SHA256;
-    } else if (object->service != HEFT_OBJECT_WEB) {
+    take_listed(object, &checksum);
+    if (object->service != HEFT_OBJECT_HUB && object->service != HEFT_OBJECT_WEB) {
         asking.exchange.object = object;
         asking.exchange.kind = HEFT_OBJECT_HEAD;
         rc = run_all(client, &asking, 1, asking.error);

@@ -359,19 +359,20 @@ static void read_google_hash(struct heft_object_reply *reply, const char *value)
     }
 }
 
-/* 1: it was a header of a checksum. */
-static int read_checksum(struct heft_object_reply *reply, const char *name, const char *value)
+/* 1: it was a header of a checksum. With a range some of them tell of the range, or of a part. */
+static int read_checksum(struct heft_object_reply *reply, const char *name, const char *value, int of_range)
 {
     static const struct {
         const char *name;
         enum heft_checksum_kind kind;
-    } names[] = {{"x-amz-checksum-crc32", HEFT_CHECKSUM_CRC32},
-                 {"x-amz-checksum-crc32c", HEFT_CHECKSUM_CRC32C},
-                 {"x-amz-checksum-crc64nvme", HEFT_CHECKSUM_CRC64NVME},
-                 {"x-amz-checksum-sha1", HEFT_CHECKSUM_SHA1},
-                 {"x-amz-checksum-sha256", HEFT_CHECKSUM_SHA256},
-                 {"x-ms-blob-content-md5", HEFT_CHECKSUM_MD5},
-                 {"content-md5", HEFT_CHECKSUM_MD5}};
+        int of_answer;
+    } names[] = {{"x-amz-checksum-crc32", HEFT_CHECKSUM_CRC32, 1},
+                 {"x-amz-checksum-crc32c", HEFT_CHECKSUM_CRC32C, 1},
+                 {"x-amz-checksum-crc64nvme", HEFT_CHECKSUM_CRC64NVME, 1},
+                 {"x-amz-checksum-sha1", HEFT_CHECKSUM_SHA1, 1},
+                 {"x-amz-checksum-sha256", HEFT_CHECKSUM_SHA256, 1},
+                 {"x-ms-blob-content-md5", HEFT_CHECKSUM_MD5, 0},
+                 {"content-md5", HEFT_CHECKSUM_MD5, 1}};
     size_t index;
 
     if (strcasecmp(name, "x-goog-hash") == 0) {
@@ -380,7 +381,8 @@ static int read_checksum(struct heft_object_reply *reply, const char *name, cons
     }
     for (index = 0; index < sizeof(names) / sizeof(names[0]); index++)
         if (strcasecmp(name, names[index].name) == 0) {
-            keep_checksum(reply, names[index].kind, value);
+            if (!of_range || !names[index].of_answer)
+                keep_checksum(reply, names[index].kind, value);
             return 1;
         }
     return 0;
@@ -390,7 +392,7 @@ static void read_header(struct heft_object_reply *reply, const char *name, const
 {
     const char *at = value;
 
-    if (read_checksum(reply, name, value))
+    if (read_checksum(reply, name, value, reply->status == 206))
         return;
     if (strcasecmp(name, "content-length") == 0)
         reply->has_length = number_at(&at, &reply->length) && *at == 0;

@@ -361,9 +361,12 @@ struct heft_object_fetch {
     struct heft_buf data;
     uint64_t object_bytes; /* in: what it must be; 0: any. out: what it is */
     char found_version[HEFT_OBJECT_VERSION_BYTES];
+    struct heft_checksum checksum; /* of the whole object, when the store told it unasked; else NONE */
     int status;
     struct heft_error error;
 };
+/* 1 for services that may tell a checksum to heft_object_checksum when they told none with a range. */
+int heft_object_may_tell_checksum(enum heft_object_service service);
 /* 0 when it could try; each fetch has its own outcome. Frees nothing of the fetches. */
 int heft_object_fetch_all(struct heft_object_client *client, struct heft_object_fetch *fetches, size_t count,
                           struct heft_error *error);

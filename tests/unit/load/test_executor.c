@@ -471,7 +471,7 @@ static void wrong_bytes_lose_the_source_not_the_load(void **state)
     calm();
     fakes[0].wrong_after = 0;
     setup(&world, 1, 1);
-    assert_int_equal(run(&world, &error), HEFT_ERR_SOURCE_LOST);
+    assert_int_equal(run(&world, &error), HEFT_ERR_DIGEST);
     teardown(&world);
 }
 

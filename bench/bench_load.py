@@ -10,6 +10,7 @@ import argparse
 import json
 import os
 import platform
+import resource
 import shutil
 import statistics
 import subprocess
@@ -76,8 +77,9 @@ def whole_gbps(report):
 
 
 def load(fleet, model, *arguments):
+    before = resource.getrusage(resource.RUSAGE_CHILDREN).ru_inblock
     code, out, err = fleet.run("load", model, "--json", "--quiet", *arguments, check=0)
-    return json.loads(out)
+    return {**json.loads(out), "disk_bytes": (resource.getrusage(resource.RUSAGE_CHILDREN).ru_inblock - before) * 512}
 
 
 def fio(path):
@@ -103,6 +105,20 @@ def cold(b, fleet, model):
         drop(model)
         return fio(one)
     b.compare("file to host, cold", "GB/s", ours, theirs, "fio O_DIRECT 1 MiB, depth 32", ">= 0.97")
+
+
+def one_rank(b, fleet, _model):
+    """A rank that keeps a quarter of each tensor's rows; the file's other bytes stay where they are."""
+    model, more = fleet.model("dense", "dense", b.args.bytes, 2), []
+
+    def timed(*arguments):
+        drop(model)
+        report = load(fleet, model, "--source", "file", *arguments)
+        more.append(report["disk_bytes"] / report["bytes"])
+        return report["seconds"]
+    b.compare("rank 0 of 4 by rows, cold (time)", "s", lambda: timed("--split", "row", "--ranks", "4", "--rank", "0"), timed,
+              "the whole model", "<= 0.3")
+    b.row("bytes that the disk gave for it, of those wanted", f"{statistics.median(more[::2]):.3f}", "-", "-", "<= 1.01")
 
 
 def warm_file(b, fleet, model):
@@ -186,7 +202,7 @@ def tiny(b, fleet, _model):
     b.row("heftd idle, resident", f"{resident:.1f} MiB", "-", "-", "< 30 MiB")
 
 
-ALL = [cold, warm_file, small_tensors, verification, peer, memory, tiny]
+ALL = [cold, one_rank, warm_file, small_tensors, verification, peer, memory, tiny]
 
 
 def main():

@@ -14,6 +14,7 @@
 #include "load/remote_model.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -236,6 +237,9 @@ static int open_shard(struct opening *opening, const char *name, struct heft_err
     opened->file_count++; /* from here on the descriptor is closed with the rest */
     if (!opened->paths[index])
         return no_memory(error);
+    /* What is wanted is asked for. Reading ahead of the header would bring the file's begin into the page
+     * cache, where it counts as hot and is read on from there, past what a rank keeps. */
+    (void)posix_fadvise(opened->fds[index], 0, 0, POSIX_FADV_RANDOM);
     *seen = seen_of(&st);
     rc = read_header(opening, opened->fds[index], seen->size_bytes, &header, &text_bytes, error);
     if (rc)

@@ -6,6 +6,7 @@ happens when there are none."""
 import hashlib
 import json
 import os
+import resource
 import sys
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
@@ -148,6 +149,26 @@ def rules_may_come_from_a_file():
                         "no rule names it": 2}, whys
 
 
+def a_rank_reads_from_disk_what_it_keeps():
+    with f.Fleet() as fleet:
+        model = fleet.model("moe", table="moe", size="64M", shards_=2)
+
+        def cold(*arguments):
+            """(bytes loaded, bytes that the disk gave)"""
+            for path in f.shards(model):
+                with open(path, "rb") as file:
+                    os.fsync(file.fileno())
+                    os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+            before = resource.getrusage(resource.RUSAGE_CHILDREN).ru_inblock
+            report = fleet.load(model, *arguments)
+            return report["bytes"], (resource.getrusage(resource.RUSAGE_CHILDREN).ru_inblock - before) * 512
+        loaded, read = cold()  # brings the program in, too
+        if read < loaded * 0.9:
+            return "these files lie on no disk whose reads are counted"
+        loaded, read = cold("--ranks", "4", "--rank", "0", "--split", "row")
+        assert read < loaded * 1.15, (loaded, read)  # blocks are read whole, tensors are small
+
+
 def plan_shows_what_is_split_and_what_is_not():
     with f.Fleet() as fleet:
         model = fleet.model("llama", table="llama", size="1M", shards_=1)
@@ -197,4 +218,5 @@ def wrong_choices_are_refused_with_the_reason():
 if __name__ == "__main__":
     f.main([each_architecture_cuts_as_an_independent_slicer_does, experts_are_spread_or_chosen, layers_and_stages_are_ranges,
             ranks_of_a_replica_cut_as_ranks_of_the_files, rules_may_come_from_a_file, plan_shows_what_is_split_and_what_is_not,
+            a_rank_reads_from_disk_what_it_keeps,
             wrong_choices_are_refused_with_the_reason])

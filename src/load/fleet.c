@@ -304,8 +304,9 @@ static int meet(struct heft_fleet *fleet, const struct heft_found *found, const 
     return rc;
 }
 
-static void add_load(struct heft_fleet *fleet, struct heft_found *found, pthread_mutex_t *lock,
-                     const struct heft_record *record)
+/* 1: it is one of the sources now. */
+static int add_load(struct heft_fleet *fleet, struct heft_found *found, pthread_mutex_t *lock,
+                    const struct heft_record *record)
 {
     struct fleet_peer *peer = &fleet->peers[fleet->peer_count];
     struct heft_error error = HEFT_ERROR_INIT;
@@ -314,7 +315,7 @@ static void add_load(struct heft_fleet *fleet, struct heft_found *found, pthread
     int rc;
 
     if (found->ready == HEFT_PLAN_MAX_SOURCES)
-        return;
+        return 0;
     *peer = (struct fleet_peer){.fleet = fleet, .generation = record->generation};
     (void)snprintf(peer->name, sizeof(peer->name), "%s", record->name);
     rc = meet(fleet, found, record, peer, &connected, &view, &error);
@@ -325,10 +326,11 @@ static void add_load(struct heft_fleet *fleet, struct heft_found *found, pthread
     (void)pthread_mutex_unlock(lock);
     if (!rc && peer->source) {
         fleet->peer_count++;
-        return;
+        return 1;
     }
     free(peer->spans);
     peer->spans = NULL;
+    return 0;
 }
 
 void heft_fleet_gather(struct heft_fleet *fleet, struct heft_found *found, pthread_mutex_t *lock,
@@ -344,9 +346,10 @@ void heft_fleet_gather(struct heft_fleet *fleet, struct heft_found *found, pthre
         if (list_loads(fleet, &list) == HEFT_OK)
             for (at = 0; at < list.count; at++) {
                 int is_new;
+                struct fleet_known *known = know(fleet, &list.records[at].generation, &is_new);
 
-                if (know(fleet, &list.records[at].generation, &is_new) && is_new)
-                    add_load(fleet, found, lock, &list.records[at]);
+                if (known && is_new)
+                    known->was_lost = !add_load(fleet, found, lock, &list.records[at]);
             }
         heft_record_list_free(&list);
         if (fleet->peer_count + 1 >= fleet->options.loads || heft_now_ns() >= end ||

@@ -22,6 +22,8 @@
 
 #define LOOK_NS (20 * HEFT_NS_PER_MS)     /* between two looks into a log */
 #define SILENT_NS (2000 * HEFT_NS_PER_MS) /* no answer for so long: what it has can't be had now */
+#define IDLE_NS (250 * HEFT_NS_PER_MS)    /* without a claim for so long: it keeps no part */
+#define TAKE_SHARE 8u                     /* of the window is taken over from others at a time */
 #define LOG_BATCH 4096u                   /* entries read at a time */
 #define WAIT_SLICE_MS 20u
 
@@ -134,11 +136,15 @@ static void take_entry(struct fleet_peer *peer, const struct fleet_entry *entry)
         if (chunk == HEFT_FLEET_NONE || !covers(fleet, peer, chunk))
             continue;
         if (entry->block & HEFT_FLEET_CLAIM) {
+            peer->open_claims += !peer->claimed[chunk] && peer->missing[chunk] > 0;
             peer->claimed[chunk] = 1;
         } else if (!peer->held[block]) {
             peer->held[block] = 1;
             peer->digests[block] = entry->value;
-            if (--peer->missing[chunk] == 0 && !fleet->is_done[chunk])
+            if (--peer->missing[chunk] > 0)
+                continue;
+            peer->open_claims -= peer->claimed[chunk];
+            if (!fleet->is_done[chunk])
                 heft_executor_offer(fleet->executor, peer->index, chunk);
         }
     }
@@ -345,10 +351,17 @@ static int is_usable(const struct fleet_peer *peer)
     return !peer->is_lost && !peer->is_silent;
 }
 
-/* It reads its part, as far as one can tell. */
+/* What it claims it will read, as far as one can tell. */
 static int is_reading(const struct fleet_peer *peer)
 {
     return is_usable(peer) && !peer->is_stuck && peer->log.reads && peer->log.state != FLEET_COMPLETE;
+}
+
+/* Its part is left to it. Who has claimed nothing for a while has not begun, or divides the chunks otherwise.
+ */
+static int keeps_part(const struct fleet_peer *peer)
+{
+    return is_reading(peer) && !peer->is_idle;
 }
 
 /* Nobody has it, and nobody is about to. */
@@ -384,7 +397,7 @@ static int anybody_reads(const struct heft_fleet *fleet)
     uint32_t index;
 
     for (index = 0; index < fleet->peer_count; index++)
-        if (is_reading(&fleet->peers[index]))
+        if (keeps_part(&fleet->peers[index]))
             return 1;
     return 0;
 }
@@ -396,23 +409,26 @@ static uint64_t spare_chunks(const struct heft_fleet *fleet, const struct fleet_
 
     if (fleet->summary.is_late && anybody_reads(fleet))
         return 0; /* they do not see what this load claims */
-    if (!is_reading(part->owner))
+    if (!keeps_part(part->owner))
         return part->count;
     for (at = 0; at < part->count; at++)
         left += (uint64_t)is_free(fleet, fleet->items[part->first + at]);
     return left > fleet->window ? left - fleet->window : 0;
 }
 
+/* A few at a time: what several loads take over from one they shall see in each other's logs. */
 static uint64_t take_others(struct heft_fleet *fleet)
 {
-    uint64_t taken = 0;
+    uint64_t taken = 0, most = fleet->window / TAKE_SHARE + 1, now = heft_now_ns();
     uint32_t index;
 
-    for (index = 1; index < fleet->part_count && fleet->asked < fleet->window; index++) {
+    if (now - fleet->took_ns < LOOK_NS)
+        return 0;
+    for (index = 1; index < fleet->part_count; index++) {
         const struct fleet_part *part = &fleet->parts[index];
         uint64_t spare = spare_chunks(fleet, part), at;
 
-        for (at = 0; at < part->count && spare > 0 && fleet->asked < fleet->window; at++) {
+        for (at = 0; at < part->count && taken < most && spare > 0 && fleet->asked < fleet->window; at++) {
             uint64_t chunk = fleet->items[part->first + (part->start + at) % part->count];
 
             if (!is_free(fleet, chunk))
@@ -422,6 +438,8 @@ static uint64_t take_others(struct heft_fleet *fleet)
             taken++;
         }
     }
+    if (taken)
+        fleet->took_ns = now;
     return taken;
 }
 
@@ -446,16 +464,19 @@ static void judge(struct heft_fleet *fleet)
 
     for (index = 0; index < fleet->peer_count; index++) {
         struct fleet_peer *peer = &fleet->peers[index];
-        int before = is_usable(peer) * 2 + is_reading(peer);
         struct heft_source source;
+        int judged;
 
         heft_executor_read_source(fleet->executor, peer->source, &source);
         peer->is_lost |= source.state == HEFT_SOURCE_LOST;
         peer->is_silent = now - peer->answered_ns > SILENT_NS;
+        peer->is_idle = peer->open_claims == 0 && now - peer->news_ns > IDLE_NS;
         peer->is_stuck =
             peer->log.state != FLEET_COMPLETE && now - peer->news_ns > fleet->stuck_ms * HEFT_NS_PER_MS;
-        if (is_usable(peer) * 2 + is_reading(peer) != before)
+        judged = is_usable(peer) * 2 + is_reading(peer);
+        if (judged != peer->judged) /* compared with the last look: its own thread may have changed it, too */
             fleet->cursor = 0;
+        peer->judged = judged;
     }
 }
 

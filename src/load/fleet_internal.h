@@ -54,11 +54,12 @@ struct fleet_peer {
     uint64_t span_count;
 
     /* The exchange's. Under the fleet's lock: */
-    uint32_t *missing; /* by chunk: blocks that it does not have yet */
-    uint8_t *claimed;  /* by chunk */
-    uint8_t *held;     /* by this load's block */
-    uint64_t *digests; /* likewise */
-    int is_lost, is_silent, is_stuck;
+    uint32_t *missing;    /* by chunk: blocks that it does not have yet */
+    uint8_t *claimed;     /* by chunk */
+    uint8_t *held;        /* by this load's block */
+    uint64_t *digests;    /* likewise */
+    uint64_t open_claims; /* chunks that it claimed and does not have */
+    int is_lost, is_silent, is_stuck, is_idle, judged;
     unsigned planned_seen; /* times its log was read since it has said whom it takes from */
     struct fleet_log log;  /* as it was read last */
     uint64_t answered_ns, news_ns;
@@ -123,7 +124,8 @@ struct heft_fleet {
     uint64_t *items;             /* chunks that storage can give, by part */
     struct fleet_part *parts;    /* the first is this load's */
     uint32_t part_count;
-    uint64_t cursor; /* in the own part */
+    uint64_t cursor;  /* in the own part */
+    uint64_t took_ns; /* when something was taken over from others */
     int is_ready, has_storage, stop;
     pthread_t thread;
     int thread_started;

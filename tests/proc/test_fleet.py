@@ -59,7 +59,7 @@ def model_bytes(model):
 class Store:
     """A model behind a web server that all loads share, of `rate` bytes a second; it counts what was read of the weights."""
 
-    def __init__(self, fleet, rate, size="48M"):
+    def __init__(self, fleet, rate, size="24M"):
         self.folder, self.rate, self.turn = fleet.model(size=size, shards_=2), rate, threading.Lock()
         self.digests, self.size = f.sha256_of_tensors(self.folder), model_bytes(self.folder)
         self.server = o.Scripted(o.files_of(self.folder, "/b/m"), self.pace)
@@ -113,7 +113,7 @@ def each_byte_is_read_once_from_a_store():
 
 def one_killed_at_random_and_the_others_finish_right():
     chance = random.Random(int(os.environ.get("HEFT_TEST_SEED", "7")))
-    for round_ in range(int(os.environ.get("HEFT_TEST_MOMENTS", "3"))):
+    for round_ in range(int(os.environ.get("HEFT_TEST_MOMENTS", "2"))):
         with f.Fleet() as fleet, Store(fleet, 48 << 20) as store:
             loads = Loads(fleet, store.url, "--fleet-linger", "15s")
             victim = chance.randrange(LOADS)
@@ -126,8 +126,8 @@ def one_killed_at_random_and_the_others_finish_right():
                 if name != victim:
                     report = loads.end(name)
                     assert report["sha256"] == store.digests, (round_, name)
-            # Once, and what the dead one had asked for, or had and did not give on.
-            assert store.read() <= 2 * store.size, (round_, store.read(), store.size)
+            # Once, and the dead one's quarter; less is read twice when it had given on some of it.
+            assert store.read() <= 1.8 * store.size, (round_, store.read(), store.size)
 
 
 def a_late_one_takes_from_the_others():

@@ -127,12 +127,18 @@ struct heft_load_options {
      */
     uint32_t fleet_loads;
     uint32_t fleet_wait_ms;
+    /*
+     * The model's files as they are (as_files is implied) into this folder, which appears once all of them
+     * are there, verified and on disk; else there is nothing. The model lies in their maps. EXISTS when the
+     * folder is there and not empty. Not with ranks, rules, targets, a device or HEFT_LOAD_STREAM.
+     */
+    const char *to;
 };
 #define HEFT_LOAD_OPTIONS_INIT                                                                              \
     {                                                                                                       \
         sizeof(struct heft_load_options), 0, HEFT_MODEL_OPTIONS_INIT, 0, 0, 0, 0, (enum heft_load_split)0,  \
             0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, (enum heft_load_experts)0, 0, 0, 0, 0, 0, 0, 0, 0, \
-            0, 0, 0, 0, 0                                                                                   \
+            0, 0, 0, 0, 0, 0                                                                                \
     }
 
 struct heft_load_progress {

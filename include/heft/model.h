@@ -65,10 +65,16 @@ struct heft_model_options {
     uint64_t header_limit_bytes; /* 0: the reference's 100,000,000 */
     int lenient;                 /* accept trailing bytes and unknown dtypes, with a warning in the log */
     int ignore_index;            /* take the shards that are there, whatever the index says */
+    /*
+     * The model is the files themselves, weights or not, those of subfolders too: each is a tensor of U8 that
+     * has the file's relative path as its name; the identity's stage is "files". Nothing in them is looked
+     * at.
+     */
+    int as_files;
 };
-#define HEFT_MODEL_OPTIONS_INIT                          \
-    {                                                    \
-        sizeof(struct heft_model_options), 0, 0, 0, 0, 0 \
+#define HEFT_MODEL_OPTIONS_INIT                             \
+    {                                                       \
+        sizeof(struct heft_model_options), 0, 0, 0, 0, 0, 0 \
     }
 
 /*

@@ -166,6 +166,7 @@ static int start_load(struct session *session, int serves, uint32_t flags, struc
     cli_model_options(session->cli, &options.model_options);
     options.source = heft_config_text(config, "source");
     options.require = heft_config_text(config, "require");
+    options.to = heft_config_text(config, "to");
     rc = part_options(config, &options, error);
     if (rc)
         return rc;
@@ -489,6 +490,8 @@ void cli_print_report(const json_t *report)
         printf(" = %.0f %% of this machine's limit (%s, %s)", 100 * real(limit, "ratio"), word(limit, "what"),
                cli_rate(real(limit, "rate")));
     printf("\n");
+    if (word(report, "to")[0])
+        printf("  its files lie in %s\n", cli_safe(word(report, "to")));
     print_sources(report);
     if (word(verified, "against")[0])
         printf("  verified: %llu digest blocks against %s\n", (unsigned long long)whole(verified, "blocks"),

@@ -72,5 +72,6 @@ void cli_model_options(const struct cli *cli, struct heft_model_options *options
     options_out->cache = heft_config_text(&cli->config, "cache");
     options_out->header_limit_bytes = heft_config_number(&cli->config, "header-limit");
     options_out->lenient = (int)heft_config_number(&cli->config, "lenient");
+    options_out->as_files = heft_config_number(&cli->config, "files") || heft_config_text(&cli->config, "to");
     options_out->ignore_index = (int)heft_config_number(&cli->config, "ignore-index");
 }

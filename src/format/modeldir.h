@@ -96,6 +96,15 @@ int heft_dir_manifest(const struct heft_dir_shard *shards, uint32_t shard_count,
                       const struct heft_shard_index *index, const struct heft_identity *identity,
                       struct heft_manifest **manifest_out, uint64_t *ignored_out, struct heft_error *error);
 
+/*
+ * The files themselves, whatever they are: each is a tensor of bytes named as the file, of the stage
+ * HEFT_FILES_STAGE, which the caller gives in `identity`. No headers are looked at. PATH_UNSAFE, EXISTS.
+ */
+#define HEFT_FILES_STAGE "files"
+int heft_dir_files_manifest(const struct heft_dir_shard *files, uint32_t file_count,
+                            const struct heft_identity *identity, struct heft_manifest **manifest_out,
+                            struct heft_error *error);
+
 /* ---- model references (the command line's MODEL) ---- */
 
 enum heft_ref_kind { HEFT_REF_PATH, HEFT_REF_HUB, HEFT_REF_S3, HEFT_REF_GCS, HEFT_REF_AZURE, HEFT_REF_HTTP };

@@ -13,6 +13,7 @@
 #include "load/feeder.h"
 #include "load/fleet.h"
 #include "load/integrity.h"
+#include "load/landing.h"
 #include "space/cuda.h"
 
 #include <inttypes.h>
@@ -99,6 +100,14 @@ static int make_memory(struct heft_load *load, struct run *run, struct heft_erro
         rc = make_device_memory(load, &run->parts[0], error);
         if (rc)
             return rc;
+    } else if (load->options.to) {
+        rc = heft_landing_create(load->options.to, load->layout, &run->parts[0].landing, error);
+        if (rc)
+            return rc;
+        run->parts[0].address = heft_landing_address(run->parts[0].landing);
+        run->parts[0].size_bytes = load->layout->arena_bytes;
+        load->memory_kind = "files";
+        load->memory_page_bytes = heft_landing_align_bytes();
     } else if (!load->options.targets) {
         rc = heft_memory_alloc(load->layout->arena_bytes, 0, &run->parts[0].memory, error);
         if (rc)
@@ -515,10 +524,8 @@ static void release_run(struct run *run, struct heft_model *model)
             free(run->parts);
             run->parts = NULL;
         }
-    for (index = 0; run->parts && index < run->part_count; index++) {
-        heft_memory_free(run->parts[index].memory);
-        heft_device_memory_free(run->parts[index].device_memory);
-    }
+    for (index = 0; run->parts && index < run->part_count; index++)
+        heft_model_part_free(&run->parts[index]);
     free(run->parts);
     free(run->regions);
     free(run->addresses);
@@ -574,6 +581,8 @@ static int load_run(struct heft_load *load, struct heft_error *error)
         rc = heft_load_finish_checksums(load, &run.digests, end_ns, error);
     if (!rc && !load->stream)
         rc = make_model(load, &run, &model, error);
+    if (!rc && load->options.to)
+        rc = heft_landing_commit(model->parts[0].landing, error);
 out:
     heft_checksums_stop(load->checksums); /* before the memory that it looks at is freed */
     if (rc == HEFT_ERR_DIGEST)
@@ -583,7 +592,12 @@ out:
         heft_stream_end(load->stream, rc, error);
         heft_stream_wait_released(load->stream); /* the window is the consumer's until then */
     }
-    release_run(&run, model);
+    release_run(&run, rc ? NULL : model);
+    if (rc) {
+        if (!run.memory_busy) /* else lost, see release_run */
+            (void)heft_model_free(model, NULL);
+        model = NULL;
+    }
     (void)pthread_mutex_lock(&load->lock);
     load->model = model;
     (void)pthread_mutex_unlock(&load->lock);

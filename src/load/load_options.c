@@ -47,6 +47,21 @@ static int check_fleet(struct heft_load_options *o, struct heft_error *error)
     return HEFT_OK;
 }
 
+static int check_files(const struct heft_load *load, struct heft_load_options *o, struct heft_error *error)
+{
+    if (o->to && !o->to[0])
+        o->to = NULL;
+    if (o->to)
+        o->model_options.as_files = 1;
+    if (o->model_options.as_files && (o->ranks > 1 || heft_load_wants_rules(o)))
+        return heft_error_set(error, HEFT_ERR_INVALID,
+                              "files are taken whole: leave ranks, layers and experts out");
+    if (o->to && (o->targets || (o->flags & HEFT_LOAD_STREAM) || load->device >= 0))
+        return heft_error_set(error, HEFT_ERR_INVALID,
+                              "files land in a folder: leave targets, streams and devices out");
+    return HEFT_OK;
+}
+
 int heft_load_copy_options(struct heft_load *load, const struct heft_load_options *given,
                            struct heft_error *error)
 {
@@ -55,13 +70,14 @@ int heft_load_copy_options(struct heft_load *load, const struct heft_load_option
     size_t bytes, size = given->size < sizeof(*o) ? given->size : sizeof(*o);
     uint32_t index;
     char *at;
+    int rc;
 
     memcpy(o, given, size);
     if ((!o->model || !o->model[0]) && !o->identity)
         return heft_error_set(error, HEFT_ERR_INVALID, "no model is named");
     bytes = string_bytes(o->model) + string_bytes(o->source) + string_bytes(o->require) +
             string_bytes(o->self) + string_bytes(o->mirrors) + string_bytes(o->rules) +
-            string_bytes(o->share_folder) + string_bytes(o->model_options.revision) +
+            string_bytes(o->share_folder) + string_bytes(o->to) + string_bytes(o->model_options.revision) +
             string_bytes(o->model_options.cache) + o->peer_count * sizeof(*peers);
     for (index = 0; index < o->peer_count; index++)
         bytes += string_bytes(o->peers[index].addresses) + string_bytes(o->peers[index].name);
@@ -83,14 +99,14 @@ int heft_load_copy_options(struct heft_load *load, const struct heft_load_option
     o->rules = copy_string(&at, o->rules);
     o->share_folder = copy_string(&at, o->share_folder);
     o->mirrors = copy_string(&at, o->mirrors);
+    o->to = copy_string(&at, o->to);
     o->model_options.revision = copy_string(&at, o->model_options.revision);
     o->model_options.cache = copy_string(&at, o->model_options.cache);
     if (o->require && !o->require[0])
         o->require = NULL;
     load->device = -1;
     if (o->device && o->device[0] && strcmp(o->device, "host") != 0) {
-        int rc = heft_cuda_parse_device(o->device, &load->device, error);
-
+        rc = heft_cuda_parse_device(o->device, &load->device, error);
         if (rc)
             return heft_error_prefix(error, rc, "device %s", o->device);
         if (o->targets)
@@ -118,12 +134,11 @@ int heft_load_copy_options(struct heft_load *load, const struct heft_load_option
         return heft_error_set(
             error, HEFT_ERR_INVALID,
             "tensors as they come lie in a window of their own: leave targets and host_loads out");
-    if (o->fleet_loads > 1) {
-        int rc = check_fleet(o, error);
-
-        if (rc)
-            return rc;
-    }
+    rc = check_files(load, o, error);
+    if (!rc && o->fleet_loads > 1)
+        rc = check_fleet(o, error);
+    if (rc)
+        return rc;
     if (o->order && !(o->flags & HEFT_LOAD_STREAM))
         return heft_error_set(error, HEFT_ERR_INVALID,
                               "an order is for tensors as they come (HEFT_LOAD_STREAM)");

@@ -2,10 +2,18 @@
 #include "load/loaded.h"
 #include "base/digest.h"
 #include "base/error.h"
+#include "load/landing.h"
 
 #include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
+
+void heft_model_part_free(struct heft_model_part *part)
+{
+    heft_memory_free(part->memory);
+    heft_device_memory_free(part->device_memory);
+    heft_landing_free(part->landing);
+}
 
 int heft_model_make(struct heft_manifest *manifest, struct heft_model_part *parts, uint32_t part_count,
                     int device, struct heft_model **model_out, struct heft_error *error)
@@ -14,10 +22,8 @@ int heft_model_make(struct heft_manifest *manifest, struct heft_model_part *part
     uint32_t index;
 
     if (!model) {
-        for (index = 0; index < part_count; index++) {
-            heft_memory_free(parts[index].memory);
-            heft_device_memory_free(parts[index].device_memory);
-        }
+        for (index = 0; index < part_count; index++)
+            heft_model_part_free(&parts[index]);
         free(parts);
         heft_manifest_free(manifest);
         return heft_error_set(error, HEFT_ERR_NO_MEMORY, "making the model");
@@ -45,10 +51,8 @@ int heft_model_free(struct heft_model *model, struct heft_error *error)
         return HEFT_OK;
     if (__atomic_load_n(&model->users, __ATOMIC_ACQUIRE) > 0)
         return heft_error_set(error, HEFT_ERR_BUSY, "the model is served by a replica: close that first");
-    for (index = 0; index < model->part_count; index++) {
-        heft_memory_free(model->parts[index].memory);
-        heft_device_memory_free(model->parts[index].device_memory);
-    }
+    for (index = 0; index < model->part_count; index++)
+        heft_model_part_free(&model->parts[index]);
     free(model->parts);
     heft_manifest_free(model->manifest);
     free(model->config.data);

@@ -16,6 +16,7 @@
 struct heft_model_part {
     struct heft_memory *memory;               /* owned; NULL for the caller's, and on a GPU */
     struct heft_device_memory *device_memory; /* owned; NULL but on a GPU */
+    struct heft_landing *landing;             /* owned; NULL but for files that land in a folder */
     uint8_t *address;
     uint64_t size_bytes;
 };
@@ -44,6 +45,8 @@ struct heft_model {
     char part[HEFT_MODEL_PART_BYTES]; /* which part of the model was loaded, "rank 1/4"; "": all of it */
 };
 
+/* Frees what a part owns. */
+void heft_model_part_free(struct heft_model_part *part);
 /* Takes over manifest and parts, also on failure. */
 int heft_model_make(struct heft_manifest *manifest, struct heft_model_part *parts, uint32_t part_count,
                     int device, struct heft_model **model_out, struct heft_error *error);

@@ -38,6 +38,7 @@ struct header_buffer {
 
 struct opening {
     const struct heft_place *place;
+    int as_files; /* no header is read */
     struct heft_st_limits limits;
     struct heft_opened *opened;
     struct heft_dir_shard *shards; /* one a file */
@@ -187,7 +188,7 @@ static void note_revision(struct opening *opening, const char *name, const struc
 
     if (opening->place->revision)
         return;
-    heft_sha256(opening->buffer.data, (size_t)text_bytes, digest);
+    heft_sha256(text_bytes ? opening->buffer.data : digest, (size_t)text_bytes, digest);
     heft_buf_string(text, name, strlen(name));
     heft_buf_u64(text, seen->size_bytes);
     heft_buf_u64(text, (uint64_t)seen->mtime_s);
@@ -241,6 +242,11 @@ static int open_shard(struct opening *opening, const char *name, struct heft_err
      * cache, where it counts as hot and is read on from there, past what a rank keeps. */
     (void)posix_fadvise(opened->fds[index], 0, 0, POSIX_FADV_RANDOM);
     *seen = seen_of(&st);
+    if (opening->as_files) {
+        opening->shards[index] = (struct heft_dir_shard){.name = name, .size_bytes = seen->size_bytes};
+        note_revision(opening, name, seen, 0);
+        return HEFT_OK;
+    }
     rc = read_header(opening, opened->fds[index], seen->size_bytes, &header, &text_bytes, error);
     if (rc)
         return rc;
@@ -302,6 +308,12 @@ static int build_manifest(struct opening *opening, const struct heft_listing *li
         make_revision(opening, revision);
         identity.revision = revision;
     }
+    if (opening->as_files) {
+        identity.stage = HEFT_FILES_STAGE;
+        rc = heft_dir_files_manifest(opening->shards, opening->opened->file_count, &identity,
+                                     &opening->opened->manifest, error);
+        return rc ? heft_error_prefix(error, rc, "%s", place->shown) : HEFT_OK;
+    }
     rc = heft_dir_manifest(opening->shards, opening->opened->file_count, index, &identity,
                            &opening->opened->manifest, &ignored, error);
     if (!rc && listing->index_ignored && listing->index)
@@ -317,11 +329,17 @@ static int build_manifest(struct opening *opening, const struct heft_listing *li
 
 static int open_files(struct opening *opening, const struct heft_listing *listing, struct heft_error *error)
 {
-    const char *single = opening->place->single;
-    const char *const *names = single ? &single : listing->choice->files;
-    uint32_t index, count = single ? 1 : listing->choice->file_count;
-    int rc;
+    const char *single = opening->place->single, **all = NULL;
+    const char *const *names = single ? &single : listing->choice ? listing->choice->files : NULL;
+    uint32_t index, count = single ? 1 : listing->choice ? listing->choice->file_count : 0;
+    int rc = HEFT_OK;
 
+    if (!names) { /* every file */
+        rc = heft_listing_names(listing, &all, &count, error);
+        names = all;
+    }
+    if (rc)
+        return rc;
     opening->opened = new_opened(count);
     opening->shards = calloc((size_t)count + 1, sizeof(*opening->shards));
     if (!opening->opened || !opening->shards) {
@@ -337,6 +355,7 @@ done:
     for (index = 0; opening->shards && index < count; index++)
         heft_st_free((struct heft_st_header *)(uintptr_t)opening->shards[index].header);
     free(opening->shards);
+    free(all);
     heft_buf_free(&opening->revision_text);
     return rc;
 }
@@ -366,12 +385,14 @@ int heft_open_model_within(const char *model, const struct heft_model_options *o
     rc = heft_place_find(model, options, &place, error);
     if (rc)
         return rc;
+    opening.place = &place;
+    opening.as_files = options && options->as_files;
     if (!place.single) {
-        rc = heft_listing_make(&place, options, &listing, error);
+        rc = opening.as_files ? heft_listing_files(&place, &listing, error)
+                              : heft_listing_make(&place, options, &listing, error);
         if (rc)
             (void)heft_error_prefix(error, rc, "%s", place.shown);
     }
-    opening.place = &place;
     if (options) {
         opening.limits.header_limit_bytes = options->header_limit_bytes;
         opening.limits.flags = options->lenient ? HEFT_ST_UNKNOWN_DTYPES | HEFT_ST_TRAILING_DATA : 0;

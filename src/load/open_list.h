@@ -18,6 +18,13 @@ struct heft_listing {
 int heft_listing_make(const struct heft_place *place, const struct heft_model_options *options,
                       struct heft_listing *listing_out, struct heft_error *error);
 void heft_listing_free(struct heft_listing *listing);
+/* Every file beneath the place, by name; no choice is made. NOT_FOUND when there is none. */
+int heft_listing_files(const struct heft_place *place, struct heft_listing *listing_out,
+                       struct heft_error *error);
+void heft_listing_sort(struct heft_listing *listing);
+/* The names of all its entries (free the array, not the names). */
+int heft_listing_names(const struct heft_listing *listing, const char ***names_out, uint32_t *count_out,
+                       struct heft_error *error);
 /* Parts of it, for listings that do not come from a folder of this machine. The name is copied. */
 int heft_listing_add(struct heft_listing *listing, const char *name, enum heft_entry_kind kind,
                      uint64_t size_bytes, struct heft_error *error);

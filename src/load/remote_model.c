@@ -30,6 +30,23 @@
 #define REVISION_HASH_BYTES 16
 
 static const char index_name[] = "model.safetensors.index.json";
+/* What mostly lies beside weights: of a server that lists nothing, these are asked for. */
+static const char *const usual_names[] = {"README.md",
+                                          "added_tokens.json",
+                                          "chat_template.jinja",
+                                          "chat_template.json",
+                                          "config.json",
+                                          "generation_config.json",
+                                          "merges.txt",
+                                          "model.safetensors",
+                                          "preprocessor_config.json",
+                                          "special_tokens_map.json",
+                                          "tokenizer.json",
+                                          "tokenizer.model",
+                                          "tokenizer_config.json",
+                                          "vocab.json",
+                                          "vocab.txt"};
+#define USUAL_NAMES (sizeof(usual_names) / sizeof(usual_names[0]))
 
 struct remote {
     struct heft_object_client client;
@@ -45,6 +62,7 @@ struct remote {
     uint64_t heads_bytes; /* kept so far */
     struct heft_buf revision_text;
     const char *revision; /* given by the caller, or NULL */
+    int as_files;         /* every file, and no header is read */
 };
 
 static int no_memory(struct heft_error *error)
@@ -191,7 +209,7 @@ static int list_bucket(struct remote *remote, int ignore_index, struct heft_erro
 
     if (!folder)
         return no_memory(error);
-    rc = heft_object_list(&remote->client, folder, MAX_OBJECTS, &page, error);
+    rc = heft_object_list(&remote->client, folder, remote->as_files, MAX_OBJECTS, &page, error);
     free(folder);
     for (index = 0; !rc && index < page.entry_count; index++)
         rc = heft_listing_add(&remote->listing, page.entries[index].key, HEFT_ENTRY_FILE,
@@ -199,7 +217,7 @@ static int list_bucket(struct remote *remote, int ignore_index, struct heft_erro
     heft_s3_page_free(&page);
     if (!rc && remote->listing.count == 0)
         rc = heft_error_set(error, HEFT_ERR_NOT_FOUND, "%s: no objects lie there", remote->model);
-    return rc ? rc : use_listed_index(remote, ignore_index, error);
+    return rc || remote->as_files ? rc : use_listed_index(remote, ignore_index, error);
 }
 
 static int by_key(const void *left, const void *right)
@@ -235,10 +253,51 @@ static int list_hub(struct remote *remote, const struct heft_ref *ref, int ignor
     if (files->entry_count > 0)
         qsort(files->entries, files->entry_count, sizeof(*files->entries), by_key);
     for (index = 0; !rc && index < files->entry_count; index++)
-        if (!strchr(files->entries[index].key, '/'))
+        if (remote->as_files || !strchr(files->entries[index].key, '/'))
             rc = heft_listing_add(&remote->listing, files->entries[index].key, HEFT_ENTRY_FILE,
                                   files->entries[index].size_bytes, error);
-    return rc ? rc : use_listed_index(remote, ignore_index, error);
+    return rc || remote->as_files ? rc : use_listed_index(remote, ignore_index, error);
+}
+
+static int is_listed(const struct heft_listing *listing, const char *name)
+{
+    size_t index = 0;
+
+    while (index < listing->count && strcmp(listing->entries[index].name, name) != 0)
+        index++;
+    return index < listing->count;
+}
+
+/* Those of the usual files that a server has. */
+static int add_usual(struct remote *remote, struct heft_error *error)
+{
+    struct heft_object_fetch fetches[USUAL_NAMES] = {0};
+    char *urls[USUAL_NAMES] = {0};
+    size_t index;
+    int rc = HEFT_OK;
+
+    for (index = 0; !rc && index < USUAL_NAMES; index++) {
+        urls[index] = heft_object_join(remote->base, usual_names[index]);
+        rc = urls[index] ? HEFT_OK : no_memory(error);
+        fetches[index] = (struct heft_object_fetch){.url = urls[index], .bytes = 1};
+    }
+    if (!rc)
+        rc = heft_object_fetch_all(&remote->client, fetches, USUAL_NAMES, error);
+    for (index = 0; index < USUAL_NAMES; index++) {
+        if (!rc && fetches[index].status && fetches[index].status != HEFT_ERR_NOT_FOUND) {
+            rc = fetches[index].status;
+            *error = fetches[index].error;
+        }
+        if (!rc && !fetches[index].status && !is_listed(&remote->listing, usual_names[index]))
+            rc = heft_listing_add(&remote->listing, usual_names[index], HEFT_ENTRY_FILE, 0, error);
+        heft_buf_free(&fetches[index].data);
+        free(urls[index]);
+    }
+    if (!rc && remote->listing.count == 0)
+        rc = heft_error_set(error, HEFT_ERR_NOT_FOUND,
+                            "%s: the server lists nothing, and has no file of the names that models have",
+                            remote->model);
+    return rc;
 }
 
 /* A web server lists nothing: the index is asked for, else the one name that a model without one has. */
@@ -247,10 +306,14 @@ static int probe_server(struct remote *remote, struct heft_error *error)
     int rc = read_index(remote, index_name, error);
 
     if (rc == HEFT_ERR_NOT_FOUND)
-        return heft_listing_add(&remote->listing, "model.safetensors", HEFT_ENTRY_FILE, 0, error);
+        return remote->as_files
+                   ? add_usual(remote, error)
+                   : heft_listing_add(&remote->listing, "model.safetensors", HEFT_ENTRY_FILE, 0, error);
     if (!rc)
         rc = heft_listing_add(&remote->listing, index_name, HEFT_ENTRY_FILE, 0, error);
-    return rc ? rc : add_named_shards(remote, 0, error);
+    if (!rc)
+        rc = add_named_shards(remote, 0, error);
+    return rc || !remote->as_files ? rc : add_usual(remote, error);
 }
 
 static int choose_files(struct remote *remote, const struct heft_ref *ref, int ignore_index,
@@ -271,7 +334,9 @@ static int choose_files(struct remote *remote, const struct heft_ref *ref, int i
         rc = list_bucket(remote, ignore_index, error);
         break;
     }
-    if (rc)
+    if (!rc && remote->as_files)
+        heft_listing_sort(listing);
+    if (rc || remote->as_files)
         return rc;
     rc = ignore_index
              ? heft_dir_choose_present(listing->entries, listing->count, listing->index, &listing->choice,
@@ -291,7 +356,7 @@ static void note_revision(struct remote *remote, const char *name, const struct 
     heft_buf_string(&remote->revision_text, name, strlen(name));
     heft_buf_string(&remote->revision_text, fetch->found_version, strlen(fetch->found_version));
     heft_buf_u64(&remote->revision_text, fetch->object_bytes);
-    if (!fetch->found_version[0])
+    if (!fetch->found_version[0] && fetch->object_bytes > 0)
         heft_log(HEFT_LOG_WARN,
                  "%s/%s: the server gives neither ETag nor Last-Modified: a change while it is read may be "
                  "missed, and revisions of equal size are not told apart",
@@ -389,7 +454,8 @@ static int note_seen(struct remote *remote, uint32_t at, const struct heft_objec
 {
     struct heft_object_seen *seen = &remote->opened->seen[at];
     enum heft_object_service service = heft_object_service_of(fetch->url);
-    uint64_t bytes = 8 + remote->shards[at].header->header_bytes;
+    const struct heft_st_header *header = remote->shards[at].header;
+    uint64_t bytes = header ? 8 + header->header_bytes : 0;
 
     seen->checksum = fetch->checksum;
     seen->may_tell = fetch->checksum.kind == HEFT_CHECKSUM_NONE && heft_object_may_tell_checksum(service);
@@ -417,7 +483,8 @@ static int note_file(struct remote *remote, const char *name, uint32_t at,
     if (!opened->versions[at])
         return no_memory(error);
     note_revision(remote, name, fetch);
-    heft_open_warn(opened->paths[at], remote->shards[at].header);
+    if (remote->shards[at].header)
+        heft_open_warn(opened->paths[at], remote->shards[at].header);
     return note_seen(remote, at, fetch, error);
 }
 
@@ -430,6 +497,8 @@ static int parse_headers(struct remote *remote, uint32_t first, uint32_t count,
     uint32_t index;
 
     *more_out = 0;
+    if (remote->as_files)
+        return HEFT_OK;
     for (index = 0; index < count; index++) {
         const struct heft_object_fetch *fetch = &fetches[index];
         struct heft_st_header *header = NULL;
@@ -481,7 +550,8 @@ static int prepare_batch(struct remote *remote, const char *const *names, uint32
         opened->paths[at] = opened->urls[at] ? heft_object_shown(opened->urls[at]) : NULL;
         if (!opened->paths[at])
             return no_memory(error);
-        fetches[index] = (struct heft_object_fetch){.url = opened->urls[at], .bytes = PREFIX_BYTES};
+        fetches[index] =
+            (struct heft_object_fetch){.url = opened->urls[at], .bytes = remote->as_files ? 1 : PREFIX_BYTES};
         expect_of_hub(remote, name, &fetches[index]);
     }
     return HEFT_OK;
@@ -535,6 +605,12 @@ static int build_manifest(struct remote *remote, struct heft_error *error)
         (void)snprintf(revision + 5 + at * 2, 3, "%02x", digest[at]);
     if (!identity.revision)
         identity.revision = revision;
+    if (remote->as_files) {
+        identity.stage = HEFT_FILES_STAGE;
+        rc = heft_dir_files_manifest(remote->shards, remote->opened->file_count, &identity,
+                                     &remote->opened->manifest, error);
+        return rc ? heft_error_prefix(error, rc, "%s", remote->model) : HEFT_OK;
+    }
     rc = heft_dir_manifest(remote->shards, remote->opened->file_count, index, &identity,
                            &remote->opened->manifest, &ignored, error);
     if (!rc && listing->index_ignored && listing->index)
@@ -568,11 +644,18 @@ static int make_opened(struct remote *remote, uint32_t count, struct heft_error 
 
 static int open_files(struct remote *remote, struct heft_error *error)
 {
-    const char *single = remote->single;
-    const char *const *names = single ? &single : remote->listing.choice->files;
-    uint32_t first, count = single ? 1 : remote->listing.choice->file_count;
-    int rc = make_opened(remote, count, error);
+    const struct heft_dir_choice *choice = remote->listing.choice;
+    const char *single = remote->single, **all = NULL;
+    const char *const *names = single ? &single : choice ? choice->files : NULL;
+    uint32_t first, count = single ? 1 : choice ? choice->file_count : 0;
+    int rc = HEFT_OK;
 
+    if (!names) { /* every file */
+        rc = heft_listing_names(&remote->listing, &all, &count, error);
+        names = all;
+    }
+    if (!rc)
+        rc = make_opened(remote, count, error);
     for (first = 0; !rc && first < count; first += BATCH)
         rc = read_batch(remote, names, first, count - first < BATCH ? count - first : BATCH, error);
     if (!rc) {
@@ -582,6 +665,7 @@ static int open_files(struct remote *remote, struct heft_error *error)
     for (first = 0; remote->shards && first < count; first++)
         heft_st_free((struct heft_st_header *)(uintptr_t)remote->shards[first].header);
     free(remote->shards);
+    free(all);
     return rc;
 }
 
@@ -596,7 +680,7 @@ static int find_base(struct remote *remote, const struct heft_ref *ref, struct h
     if (!remote->model)
         return no_memory(error);
     last = strrchr(remote->model, '/');
-    if (heft_pickle_name(last ? last + 1 : remote->model))
+    if (!remote->as_files && heft_pickle_name(last ? last + 1 : remote->model))
         return heft_error_set(
             error, HEFT_ERR_PICKLE,
             "%s: a pickle checkpoint, which executes code when loaded; convert it to safetensors",
@@ -639,6 +723,7 @@ int heft_open_remote(const struct heft_ref *ref, const struct heft_model_options
 
     if (!error)
         error = &local;
+    remote.as_files = options && options->as_files;
     rc = remote_open(&remote, ref, end_ns, cancel, error);
     if (options) {
         remote.limits.header_limit_bytes = options->header_limit_bytes;

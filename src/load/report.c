@@ -198,6 +198,8 @@ static void add_model(const struct heft_load *load, json_t *report)
 
     (void)json_object_set_new(report, "model", text(reference ? reference->identity.model : asked_for));
     (void)json_object_set_new(report, "asked_for", text(asked_for));
+    if (load->options.to)
+        (void)json_object_set_new(report, "to", text(load->options.to));
     free(asked_for);
     if (reference) {
         (void)json_object_set_new(report, "revision", text(reference->identity.revision));

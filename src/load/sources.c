@@ -160,6 +160,8 @@ static int register_files(struct heft_found *found, struct heft_agent *agent, st
             options.space = HEFT_SPACE_OBJECT;
             options.path = opened->urls[index];
             options.version = opened->versions[index];
+            if (opened->manifest->files[index].size_bytes == 0 && !options.version[0])
+                options.version = NULL; /* ranges of nothing are answered without one */
         } else {
             options.space = HEFT_SPACE_FILE;
             options.fd = opened->fds[index];
@@ -200,7 +202,7 @@ static int find_files(const struct heft_load_options *options, struct found_all 
     if (rc == 0 && remote) /* beside the files that were opened, at their commit */
         of_config.revision = found->opened->manifest->identity.revision;
     /* A store is asked for it only when the layout depends on it. */
-    if (rc == 0 && (!remote || options->ranks > 1 || heft_load_wants_rules(options)))
+    if (rc == 0 && !of_config.as_files && (!remote || options->ranks > 1 || heft_load_wants_rules(options)))
         rc = heft_open_config(options->model, &of_config, end_ns, cancel, &found->config.data,
                               &found->config.size, error);
     if (rc) {
@@ -219,6 +221,10 @@ static int compare_with_hub_name(const struct heft_identity *wanted, const struc
     if (wanted->model[0] && strcmp(wanted->model, manifest->identity.model) != 0)
         return heft_error_set(error, HEFT_ERR_INCOMPATIBLE, "it holds model %s, not %s",
                               manifest->identity.model, wanted->model);
+    if ((strcmp(wanted->stage, HEFT_FILES_STAGE) == 0) !=
+        (strcmp(manifest->identity.stage, HEFT_FILES_STAGE) == 0))
+        return heft_error_set(error, HEFT_ERR_INCOMPATIBLE, "it holds the stage %s of %s, not %s",
+                              manifest->identity.stage, manifest->identity.model, wanted->stage);
     if (wanted->revision[0] && strcmp(wanted->revision, manifest->identity.revision) != 0)
         return heft_error_set(error, HEFT_ERR_INCOMPATIBLE, "it holds revision %s of %s, not %s",
                               manifest->identity.revision, wanted->model, wanted->revision);
@@ -663,6 +669,8 @@ static int find_wanted(const struct heft_load_options *options, struct found_all
     int rc;
 
     *wanted = (struct heft_identity){.model = "", .revision = "", .stage = "raw", .engine = "", .rank = ""};
+    if (options->model_options.as_files)
+        wanted->stage = HEFT_FILES_STAGE;
     if (options->identity) {
         rc = given_identity(options->identity, wanted, all->pairs, error);
         if (rc)

@@ -5,6 +5,7 @@
  */
 #include "base/error.h"
 #include "base/log.h"
+#include "load/landing.h"
 #include "load/load.h"
 #include "load/open_list.h"
 #include "plan/rules.h"
@@ -214,6 +215,8 @@ int heft_load_make_layout(struct heft_load *load, struct heft_range **ranges_out
     if (load->options.targets)
         return layout_targets(load, ranges_out, part_count_out, error);
     *part_count_out = 1;
+    if (load->options.to)
+        return heft_layout_whole(load->found->reference, heft_landing_align_bytes(), &load->layout, error);
     return layout_split(load, error);
 }
 

@@ -152,8 +152,8 @@ class Seaweed:
             connection.close()
 
     def upload(self, folder, prefix):
-        for name in os.listdir(folder):
-            with open(os.path.join(folder, name), "rb") as data:
+        for path, name in walk(folder):
+            with open(path, "rb") as data:
                 assert self.put(f"/models/{prefix}/{name}", data.read()), name
 
 
@@ -311,7 +311,7 @@ class Scripted:
         bucket, prefix = request.path.rstrip("/"), query.get("prefix", [""])[0]
         after = query.get("continuation-token", [""])[0]
         keys = sorted(name[len(bucket) + 1:] for name in self.files if name.startswith(f"{bucket}/{prefix}"))
-        keys = [k for k in keys if "/" not in k[len(prefix):] and k > after]
+        keys = [k for k in keys if k > after and ("delimiter" not in query or "/" not in k[len(prefix):])]
         more = len(keys) > self.page
         keys = keys[:self.page]
         out = ['<?xml version="1.0"?><ListBucketResult xmlns="http://s3.amazonaws.com/doc/2006-03-01/">',
@@ -331,9 +331,17 @@ def unsent(connection):
     return struct.unpack("i", fcntl.ioctl(connection.fileno(), termios.TIOCOUTQ, b"\0\0\0\0"))[0]
 
 
+def walk(folder):
+    """(path, name beneath the folder) of each file."""
+    for root, _, names in os.walk(folder):
+        for name in names:
+            path = os.path.join(root, name)
+            yield path, os.path.relpath(path, folder)
+
+
 def files_of(folder, prefix):
     found = {}
-    for name in os.listdir(folder):
-        with open(os.path.join(folder, name), "rb") as data:
+    for path, name in walk(folder):
+        with open(path, "rb") as data:
             found[f"{prefix}/{name}"] = data.read()
     return found

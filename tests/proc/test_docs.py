@@ -98,6 +98,7 @@ def reports_have_the_fields_that_are_documented():
             json.dump({"model_type": "strange"}, file)
         for number, arguments in enumerate([("load", model), ("plan", model), ("load", model, "--ranks", "2", "--rank", "1"),
                                             ("load", known, "--ranks", "2", "--layers", ":1"),
+                                            ("load", known, "--to", fleet.path("landed")),
                                             ("load", known, "--host-loads", "2", "--share-folder", fleet.path("share")),
                                             ("load", known, "--fleet-loads", "2", "--fleet-wait", "100ms", "--fleet-linger", "100ms"),
                                             ("load", strange, "--ranks", "2"),

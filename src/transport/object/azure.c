@@ -423,10 +423,10 @@ int heft_object_azure_request(struct heft_object_exchange *exchange)
 }
 
 /* Names sorted, as the signature wants them. */
-int heft_object_azure_query(struct heft_buf *query, const char *prefix, const char *token)
+int heft_object_azure_query(struct heft_buf *query, const char *prefix, int deep, const char *token)
 {
     heft_buf_init(query, SIZE_MAX);
-    heft_buf_printf(query, "comp=list&delimiter=%%2F");
+    heft_buf_printf(query, "comp=list%s", deep ? "" : "&delimiter=%2F");
     if (token) {
         heft_buf_printf(query, "&marker=");
         heft_object_encode(query, token, strlen(token), 0);

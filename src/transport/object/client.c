@@ -471,14 +471,17 @@ static int add_page(struct heft_s3_page *all, struct heft_s3_page *page, size_t 
 }
 
 /* Keys become names in the folder; what does not begin with its key was not asked for. */
-static void keep_names(struct heft_s3_page *page, const char *folder)
+static void keep_names(struct heft_s3_page *page, const char *folder, int deep)
 {
     size_t size = strlen(folder), index, kept = 0;
 
     for (index = 0; index < page->entry_count; index++) {
         struct heft_s3_entry entry = page->entries[index];
 
-        if (strncmp(entry.key, folder, size) != 0 || strchr(entry.key + size, '/') || !entry.key[size]) {
+        const char *name = strncmp(entry.key, folder, size) == 0 ? entry.key + size : "";
+
+        /* what ends with a slash is a store's mark of a folder, not a file */
+        if (!name[0] || name[strlen(name) - 1] == '/' || (!deep && strchr(name, '/'))) {
             free(entry.key);
             free(entry.etag);
             continue;
@@ -489,8 +492,8 @@ static void keep_names(struct heft_s3_page *page, const char *folder)
     page->entry_count = kept;
 }
 
-static int fetch_page(struct heft_object_client *client, const struct heft_object *object, const char *token,
-                      struct heft_s3_page *page_out, struct heft_error *error)
+static int fetch_page(struct heft_object_client *client, const struct heft_object *object, int deep,
+                      const char *token, struct heft_s3_page *page_out, struct heft_error *error)
 {
     struct heft_buf query, xml;
     struct asking asking = {.error = error, .into = &xml};
@@ -501,8 +504,8 @@ static int fetch_page(struct heft_object_client *client, const struct heft_objec
     int rc;
 
     heft_buf_init(&xml, HEFT_S3_PAGE_MAX_BYTES);
-    rc = object->service == HEFT_OBJECT_AZURE ? heft_object_azure_query(&query, object->key, token)
-                                              : heft_object_s3_query(&query, object->key, token);
+    rc = object->service == HEFT_OBJECT_AZURE ? heft_object_azure_query(&query, object->key, deep, token)
+                                              : heft_object_s3_query(&query, object->key, deep, token);
     if (rc)
         rc = heft_error_set(error, rc, "out of memory for a listing");
     asking.exchange.object = object;
@@ -519,7 +522,7 @@ static int fetch_page(struct heft_object_client *client, const struct heft_objec
     return rc;
 }
 
-int heft_object_list(struct heft_object_client *client, const char *url, size_t limit,
+int heft_object_list(struct heft_object_client *client, const char *url, int deep, size_t limit,
                      struct heft_s3_page *all_out, struct heft_error *error)
 {
     struct heft_error local = HEFT_ERROR_INIT;
@@ -541,13 +544,13 @@ int heft_object_list(struct heft_object_client *client, const char *url, size_t 
             rc = heft_error_set(error, HEFT_ERR_TOO_MANY, "%s: its listing has more than %u pages",
                                 object->shown, MAX_PAGES);
         if (!rc)
-            rc = fetch_page(client, object, token, &page, error);
+            rc = fetch_page(client, object, deep, token, &page, error);
         if (rc)
             break;
         if (page.truncated && token && strcmp(token, page.next_token) == 0)
             rc = heft_error_set(error, HEFT_ERR_PROTOCOL,
                                 "%s: the listing's next page is the same page again", object->shown);
-        keep_names(&page, object->key);
+        keep_names(&page, object->key, deep);
         if (!rc)
             rc = add_page(&all, &page, limit, error);
         free(token);

@@ -331,8 +331,8 @@ int heft_object_s3_request(struct heft_object_exchange *exchange);
 int heft_object_azure_request(struct heft_object_exchange *exchange);
 int heft_object_hub_request(struct heft_object_exchange *exchange);
 /* The query of one page of a listing. */
-int heft_object_s3_query(struct heft_buf *query, const char *prefix, const char *token);
-int heft_object_azure_query(struct heft_buf *query, const char *prefix, const char *token);
+int heft_object_s3_query(struct heft_buf *query, const char *prefix, int deep, const char *token);
+int heft_object_azure_query(struct heft_buf *query, const char *prefix, int deep, const char *token);
 /* A redirect of the hub was answered: 1 when the bytes are asked for there. error: why it is not followed. */
 int heft_object_hub_moved(struct heft_object_exchange *exchange, struct heft_error *error);
 /* Where the bytes were is refused now: forgotten. 1: the hub is asked again. */
@@ -387,9 +387,9 @@ int heft_object_checksum(struct heft_object_client *client, const char *url, con
 /* Size and version of what an object is now; the object is filled. */
 int heft_object_head(const struct heft_object_limits *limits, struct heft_object *object,
                      struct heft_error *error);
-/* The names beneath a folder's URL, without what lies behind a further '/': keys are cut to what follows the
- * folder. TOO_MANY over limit entries. */
-int heft_object_list(struct heft_object_client *client, const char *url, size_t limit,
+/* The names beneath a folder's URL, without (unless deep) what lies behind a further '/': keys are cut to
+ * what follows the folder. TOO_MANY over limit entries. */
+int heft_object_list(struct heft_object_client *client, const char *url, int deep, size_t limit,
                      struct heft_s3_page *all_out, struct heft_error *error);
 /* The commit that a revision of "org/name" is, and the repository's files: entries with their size and, as
  * ETag, their SHA-256 (64 digits) or the digest that git has of them (40). */

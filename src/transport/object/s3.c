@@ -179,7 +179,7 @@ int heft_object_s3_request(struct heft_object_exchange *exchange)
 }
 
 /* Names sorted, as the signature wants them. */
-int heft_object_s3_query(struct heft_buf *query, const char *prefix, const char *token)
+int heft_object_s3_query(struct heft_buf *query, const char *prefix, int deep, const char *token)
 {
     heft_buf_init(query, SIZE_MAX);
     if (token) {
@@ -187,7 +187,7 @@ int heft_object_s3_query(struct heft_buf *query, const char *prefix, const char 
         heft_object_encode(query, token, strlen(token), 0);
         heft_buf_u8(query, '&');
     }
-    heft_buf_printf(query, "delimiter=%%2F&list-type=2&prefix=");
+    heft_buf_printf(query, "%slist-type=2&prefix=", deep ? "" : "delimiter=%2F&");
     heft_object_encode(query, prefix, strlen(prefix), 0);
     heft_buf_u8(query, 0);
     return query->failed;

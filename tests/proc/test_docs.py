@@ -10,6 +10,7 @@ import sys
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 import fleet as f  # noqa: E402
+import object_servers as o  # noqa: E402
 
 
 def page(name):
@@ -96,7 +97,9 @@ def reports_have_the_fields_that_are_documented():
         strange = fleet.model("strange", table="small", size="1M", shards_=1)
         with open(os.path.join(strange, "config.json"), "w") as file:
             json.dump({"model_type": "strange"}, file)
-        for number, arguments in enumerate([("load", model), ("plan", model), ("load", model, "--ranks", "2", "--rank", "1"),
+        server = o.Scripted(o.files_of(known, "/b/m"))
+        fleet.env.update(server.env())
+        for number, arguments in enumerate([("load", "s3://b/m"), ("load", model), ("plan", model), ("load", model, "--ranks", "2", "--rank", "1"),
                                             ("load", known, "--ranks", "2", "--layers", ":1"),
                                             ("load", known, "--to", fleet.path("landed")),
                                             ("load", known, "--host-loads", "2", "--share-folder", fleet.path("share")),
@@ -107,6 +110,7 @@ def reports_have_the_fields_that_are_documented():
             fleet.run(*arguments, "--directory", directory, "--report", path)
             with open(path) as file:
                 seen |= keys(json.load(file))
+        server.__exit__()
         documented = words(page("docs/report.md"))
         assert seen <= documented, f"not in docs/report.md: {sorted(seen - documented)}"
         names = {w for w in documented if re.fullmatch(r"[a-z_]+", w)}

@@ -7,6 +7,7 @@
 #define HEFT_SPACE_H
 
 #include <heft/error.h>
+#include <sys/types.h>
 
 #ifdef __cplusplus
 extern "C" {
@@ -107,6 +108,20 @@ int heft_device_arena_alloc(struct heft_device_arena *arena, uint64_t length_byt
 /* NOT_FOUND: no allocation begins there. */
 int heft_device_arena_free(struct heft_device_arena *arena, uint64_t address, struct heft_error *error);
 void heft_device_arena_get_info(struct heft_device_arena *arena, struct heft_device_arena_info *info_out);
+
+/*
+ * The two functions that PyTorch's pluggable allocator asks for (docs/gpu.md has the lines of Python), over
+ * one arena a GPU: tensors lie in memory that peers of this host can map. size_bytes is rounded up to the
+ * arena's page, so let PyTorch keep a pool on top. stream is a cudaStream_t. NULL: of the GPU or the arena
+ * nothing is left, or there is no GPU; the log says which. Freed memory is unmapped once what is on the
+ * stream then is over; other streams that use it the caller waits for, and regions on it are deregistered
+ * before. Any thread.
+ */
+void *heft_torch_alloc(ssize_t size_bytes, int device, void *stream);
+void heft_torch_free(void *pointer, ssize_t size_bytes, int device, void *stream);
+/* That arena, to be registered (heft_device_arena_get_info); it lives as long as the process and is never
+ * destroyed. NULL: no GPU, or none whose memory can be shared. */
+struct heft_device_arena *heft_torch_arena(int device);
 
 #pragma GCC visibility pop
 #ifdef __cplusplus

@@ -162,12 +162,70 @@ static void an_arena_gives_back_and_fills_its_gaps(void)
     CHECK(after == before);
 }
 
+/* What is freed while a stream of the caller works stays mapped until that is over, and is used again then.
+ */
+static void torchs_allocator_frees_behind_the_stream(void)
+{
+    struct heft_device_arena *arena = heft_torch_arena(0);
+    struct heft_device_arena_info info;
+    heft_cu_stream stream;
+    uint8_t *got = malloc(4 * MIB);
+    void *word = NULL, *first, *second, *again;
+    uint64_t committed;
+
+    CHECK(arena && got && !heft_torch_arena(-1) && !heft_torch_arena(9999));
+    CHECK(!heft_torch_alloc(0, 0, NULL) && !heft_torch_alloc(-1, 0, NULL) && !heft_torch_alloc(1, -1, NULL));
+    CHECK(!heft_torch_alloc(((ssize_t)1 << 46), 0, NULL));
+    first = heft_torch_alloc(4 * MIB, 0, NULL);
+    second = heft_torch_alloc(4 * MIB, 0, NULL);
+    CHECK(first && second && first != second);
+    gpu_pattern(got, 3, 0, 4 * MIB);
+    gpu_put(0, (uintptr_t)first, got, 4 * MIB);
+    heft_device_arena_get_info(arena, &info);
+    committed = info.committed_bytes;
+    CHECK(info.whole_bytes >= 8 * MIB && info.address == (uintptr_t)first);
+    MUST(!heft_cuda_enter(0, &gpu_error));
+    MUST(!gpu_cu->host_alloc(&word, 64, HEFT_CU_HOST_ALLOC_PORTABLE | HEFT_CU_HOST_ALLOC_MAPPED));
+    *(uint32_t *)word = 0;
+    MUST(!gpu_cu->stream_create(&stream, HEFT_CU_STREAM_NON_BLOCKING));
+    MUST(!gpu_cu->stream_wait(stream, (uintptr_t)word, 1, HEFT_CU_STREAM_WAIT_GEQ));
+    MUST(!gpu_cu->memcpy_async((uintptr_t)second, (uintptr_t)first, 4 * MIB, stream));
+    heft_cuda_leave();
+    heft_torch_free(first, 4 * MIB, 0, stream);
+    again = heft_torch_alloc(4 * MIB, 0, stream);
+    heft_device_arena_get_info(arena, &info);
+    CHECK(again && again != first && info.committed_bytes == committed + 4 * MIB);
+    __atomic_store_n((uint32_t *)word, 1, __ATOMIC_RELEASE);
+    MUST(!heft_cuda_enter(0, &gpu_error));
+    while (gpu_cu->stream_query(stream) == HEFT_CU_NOT_READY)
+        ;
+    memset(got, 0, 4 * MIB);
+    gpu_get(0, got, (uintptr_t)second, 4 * MIB);
+    CHECK(got[12345] == gpu_pattern_byte(3, 12345) && got[4 * MIB - 1] == gpu_pattern_byte(3, 4 * MIB - 1));
+    heft_torch_free(again, 4 * MIB, 0, NULL);
+    heft_torch_free(second, 4 * MIB, 0, stream);
+    /* Each call looks at what was freed before; the last small one itself may remain. */
+    for (int round = 0; round < 1000; round++) {
+        heft_torch_free(heft_torch_alloc(1, 0, stream), 1, 0, stream);
+        while (gpu_cu->stream_query(stream) == HEFT_CU_NOT_READY)
+            ;
+        heft_device_arena_get_info(arena, &info);
+        if (info.committed_bytes <= info.page_bytes)
+            break;
+    }
+    CHECK(info.committed_bytes <= info.page_bytes);
+    MUST(!gpu_cu->stream_destroy(stream) && !gpu_cu->host_free(word));
+    heft_cuda_leave();
+    free(got);
+}
+
 const struct gpu_case gpu_space_cases[] = {
     {"space: devices by number and uuid", devices_are_found_by_number_and_uuid, 1},
     {"space: pointers are told apart", pointers_are_told_apart, 1},
     {"space: freed memory is back", memory_comes_back_when_it_is_freed, 1},
     {"space: too much memory is refused", more_memory_than_there_is_is_refused_and_nothing_is_lost, 1},
     {"space: empty memory", empty_memory_is_legal, 1},
+    {"space: torch's allocator frees behind the stream", torchs_allocator_frees_behind_the_stream, 1},
     {"space: an arena gives back and fills its gaps", an_arena_gives_back_and_fills_its_gaps, 1},
 };
 const size_t gpu_space_count = sizeof(gpu_space_cases) / sizeof(gpu_space_cases[0]);

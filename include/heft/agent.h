@@ -325,7 +325,9 @@ enum heft_xfer_flags {
     HEFT_XFER_INLINE = 1, /* the posting thread may move the bytes itself before post returns */
     HEFT_XFER_COUNT = 2,  /* WRITE to a peer: counts one on its counter `counter` when all bytes are there */
     HEFT_XFER_EVENT = 4,  /* its ends are told by heft_agent_next_finished */
-    HEFT_XFER_AFTER_STREAM = 8 /* each post waits for what is on `after_stream` by then */
+    HEFT_XFER_AFTER_STREAM = 8, /* each post waits for what is on `after_stream` by then */
+    HEFT_XFER_RAISE_LOCAL = 16, /* a word of this agent's region is written when all bytes are there */
+    HEFT_XFER_RAISE_REMOTE = 32 /* the same, of a region of the peer (of this agent, if there is none) */
 };
 
 struct heft_xfer_options {
@@ -353,10 +355,19 @@ struct heft_xfer_options {
      * bytes are moved by the cuda transport (post: UNSUPPORTED).
      */
     void *after_event, *after_stream;
+    /*
+     * With HEFT_XFER_RAISE_LOCAL or _REMOTE, for kernels and streams that wait for the bytes: the GPU writes
+     * 8 bytes at this offset (a multiple of 8) of the region of this id, behind the last byte. The first post
+     * writes raise_value, each later one raise_step more: with 0 the same again, for graphs that put it back;
+     * with 1 a count. The word lies in device memory, or in pinned host memory of this agent; a peer's region
+     * allows REMOTE_WRITE. Only for transfers of at most 512 MiB and 8,192 runs between places that the GPU
+     * reaches by itself: device memory, pinned host memory of this agent (post: UNSUPPORTED).
+     */
+    uint64_t raise_region, raise_offset_bytes, raise_value, raise_step;
 };
-#define HEFT_XFER_OPTIONS_INIT                                            \
-    {                                                                     \
-        sizeof(struct heft_xfer_options), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0 \
+#define HEFT_XFER_OPTIONS_INIT                                                        \
+    {                                                                                 \
+        sizeof(struct heft_xfer_options), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0 \
     }
 
 #define HEFT_NOTIFICATION_MAX_BYTES 8192
@@ -432,6 +443,33 @@ struct heft_xfer_cost {
  * An expectation, no promise: deadlines are what limits. INVALID: size.
  */
 int heft_xfer_estimate(const struct heft_xfer *xfer, struct heft_xfer_cost *cost_out);
+
+/* ---- transfers that a GPU starts ---- */
+
+/*
+ * A word by which a stream or a kernel starts a prepared transfer: whoever writes anything but 0 there
+ * (cuStreamWriteValue64, also as a node of a graph; a store of a kernel behind __threadfence_system) has it
+ * posted, once. The word is put back to 0 just before the post. While the transfer is active one more start
+ * is remembered and follows its end; of several, written before the word was put back, one counts. A thread
+ * of the agent looks at these words as long as any is open.
+ */
+struct heft_trigger;
+
+struct heft_trigger_info {
+    size_t size;             /* sizeof(struct heft_trigger_info), set before the call */
+    uint64_t *word;          /* 8 bytes of pinned host memory; this is its device pointer too, on every GPU */
+    uint64_t started;        /* posts that were taken */
+    uint64_t refused;        /* posts that were not */
+    struct heft_error error; /* why the last of those was refused */
+};
+
+/* The transfer is kept until the trigger is closed; it may be posted otherwise too. Errors: UNSUPPORTED (no
+ * GPU), NO_MEMORY, LIBRARY. */
+int heft_trigger_open(struct heft_xfer *xfer, struct heft_trigger **trigger_out, struct heft_error *error);
+void heft_trigger_get_info(struct heft_trigger *trigger, struct heft_trigger_info *info_out);
+/* Nothing may write the word any more. A transfer that was started goes on. Before the agent is closed, and
+ * not in a callback. NULL is allowed. */
+void heft_trigger_close(struct heft_trigger *trigger);
 
 /* ---- prepared lists ---- */
 

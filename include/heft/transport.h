@@ -78,6 +78,10 @@ struct heft_transport_op {
     /* Work on a GPU that must be over first, as heft_xfer_options has it (HEFT_XFER_AFTER_STREAM in `flags`);
      * only for a transport with HEFT_TRANSPORT_ORDERS. */
     void *after_event, *after_stream;
+    /* With HEFT_XFER_RAISE_LOCAL or _REMOTE: the word that is written when all bytes are there. Checked
+     * against the region, and the transport reaches it or refuses the post. */
+    struct heft_transport_region *raise_region;
+    uint64_t raise_offset_bytes, raise_value;
     uint32_t held; /* the transport's; atomic: not to be begun yet */
 };
 
@@ -124,7 +128,7 @@ enum heft_transport_host_flags {
 
 enum heft_transport_flags {
     HEFT_TRANSPORT_TLS = 1,    /* asks take_tls for each of its descriptors */
-    HEFT_TRANSPORT_ORDERS = 4, /* waits for after_event and after_stream of an operation */
+    HEFT_TRANSPORT_ORDERS = 4, /* after_event, after_stream and raise_region of an operation count */
     HEFT_TRANSPORT_REACHES = 2 /* once dialed, its client moves bytes without this process: regions are given
                                   back when the client has let go of them */
 };

@@ -154,6 +154,7 @@ void heft_agent_unref(struct heft_agent *agent)
     (void)pthread_mutex_destroy(&agent->region_lock);
     (void)pthread_cond_destroy(&agent->region_cond);
     (void)pthread_mutex_destroy(&agent->active_lock);
+    (void)pthread_mutex_destroy(&agent->proxy_lock);
     (void)pthread_mutex_destroy(&agent->peers_lock);
     (void)pthread_mutex_destroy(&agent->document_lock);
     (void)pthread_mutex_destroy(&agent->event_lock);
@@ -305,6 +306,7 @@ static struct heft_agent *agent_new(void)
     (void)pthread_mutex_init(&agent->region_lock, NULL);
     heft_cond_init(&agent->region_cond);
     (void)pthread_mutex_init(&agent->active_lock, NULL);
+    (void)pthread_mutex_init(&agent->proxy_lock, NULL);
     (void)pthread_mutex_init(&agent->peers_lock, NULL);
     (void)pthread_mutex_init(&agent->document_lock, NULL);
     (void)pthread_mutex_init(&agent->event_lock, NULL);
@@ -470,8 +472,8 @@ int heft_agent_close(struct heft_agent *agent, struct heft_error *error)
     if (busy)
         return heft_error_set(
             error, HEFT_ERR_BUSY,
-            "agent '%s' has %llu active transfers, or peers being connected: cancel them and wait for "
-            "their end",
+            "agent '%s' has %llu active transfers, open triggers, or peers being connected: cancel or close "
+            "them and wait for their end",
             agent->name, (unsigned long long)busy);
     heft_listeners_close(agent);
     end_sessions(agent);

@@ -109,6 +109,8 @@ struct heft_agent {
     struct heft_regions_hook *regions_hooks;
 
     /* Transfers. */
+    pthread_mutex_t proxy_lock; /* proxy, and opening and closing triggers; before the proxy's own lock */
+    struct heft_proxy *proxy;   /* trigger.c; NULL: no trigger is open */
     pthread_mutex_t active_lock;
     struct heft_xfer *active_first;
     struct heft_timer monitor_timer;

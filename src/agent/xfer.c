@@ -43,6 +43,8 @@ void heft_xfer_unref(struct heft_xfer *xfer)
     free(xfer->run_of_move);
     free(xfer->require);
     free(xfer->note_data);
+    if (xfer->raise_region)
+        heft_region_unref(xfer->raise_region);
     if (xfer->draft)
         heft_xfer_unref(xfer->draft);
     heft_peer_unref(xfer->peer);
@@ -392,8 +394,8 @@ static int check_options(const struct heft_agent *agent, enum heft_op op, const 
         return heft_error_set(error, HEFT_ERR_INVALID, "unknown operation %d", (int)op);
     if (peer && peer->agent != agent)
         return heft_error_set(error, HEFT_ERR_INVALID, "the peer is another agent's");
-    if (options->flags &
-        ~(uint32_t)(HEFT_XFER_INLINE | HEFT_XFER_COUNT | HEFT_XFER_EVENT | HEFT_XFER_AFTER_STREAM))
+    if (options->flags & ~(uint32_t)(HEFT_XFER_INLINE | HEFT_XFER_COUNT | HEFT_XFER_EVENT |
+                                     HEFT_XFER_AFTER_STREAM | HEFT_XFER_RAISE_LOCAL | HEFT_XFER_RAISE_REMOTE))
         return heft_error_set(error, HEFT_ERR_INVALID, "unknown transfer flags 0x%x", options->flags);
     if (options->notification_bytes && !options->notification)
         return heft_error_set(error, HEFT_ERR_INVALID, "a notification of %zu bytes, but no bytes",
@@ -444,6 +446,40 @@ static int set_tells(struct heft_xfer *xfer, struct heft_error *error)
     if (!rc && xfer->options.notification)
         rc = take_notification(xfer, xfer->options.notification, xfer->options.notification_bytes, error);
     xfer->options.notification = NULL; /* the caller's: not to be looked at again */
+    return rc;
+}
+
+/* The word that is raised, found and checked. */
+static int set_raise(struct heft_xfer *xfer, struct heft_error *error)
+{
+    const struct heft_xfer_options *options = &xfer->options;
+    uint32_t flags = options->flags & (HEFT_XFER_RAISE_LOCAL | HEFT_XFER_RAISE_REMOTE);
+    int is_remote = flags == HEFT_XFER_RAISE_REMOTE && !xfer->peer->is_self;
+    unsigned long long id = options->raise_region;
+    struct heft_region *region;
+    int rc = 0;
+
+    if (!flags)
+        return 0;
+    if (flags == (HEFT_XFER_RAISE_LOCAL | HEFT_XFER_RAISE_REMOTE) || options->raise_offset_bytes % 8)
+        return heft_error_set(error, HEFT_ERR_INVALID,
+                              "a transfer raises one word, local or remote, at a multiple of 8 bytes");
+    (void)pthread_mutex_lock(&xfer->agent->region_lock);
+    region = heft_region_find(is_remote ? &xfer->peer->regions : &xfer->agent->regions, id);
+    if (!region)
+        rc = heft_error_set(error, HEFT_ERR_STALE, "there is no region %llu whose word could be raised", id);
+    else if (is_remote && !(region->t.flags & HEFT_REGION_REMOTE_WRITE))
+        rc = heft_error_set(error, HEFT_ERR_DENIED,
+                            "region %llu, whose word is to be raised, may not be written", id);
+    else if (heft_range_check(region->t.length_bytes, options->raise_offset_bytes, 8, 1, 0))
+        rc = heft_error_set(error, HEFT_ERR_RANGE, "byte %llu, to be raised, is outside region %llu",
+                            (unsigned long long)options->raise_offset_bytes, id);
+    else
+        heft_region_ref(region);
+    (void)pthread_mutex_unlock(&xfer->agent->region_lock);
+    if (!rc)
+        xfer->raise_region = region;
+    xfer->raise_value = options->raise_value;
     return rc;
 }
 
@@ -505,6 +541,8 @@ int heft_xfer_new(struct heft_agent *agent, enum heft_op op, struct heft_peer *p
     }
     if (!rc)
         rc = set_tells(xfer, error);
+    if (!rc)
+        rc = set_raise(xfer, error);
     if (rc) {
         heft_xfer_unref(xfer);
         return rc;

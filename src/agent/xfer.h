@@ -23,8 +23,10 @@ struct heft_xfer {
     enum heft_op kind;
     struct heft_xfer_options options;
     char *require;
-    uint32_t refs;  /* atomic: the handle, and each completion under way */
-    uint32_t tells; /* enum heft_xfer_tells */
+    struct heft_region *raise_region; /* held by a reference; NULL: no word is raised */
+    uint64_t raise_value;             /* of the next post */
+    uint32_t refs;                    /* atomic: the handle, and each completion under way */
+    uint32_t tells;                   /* enum heft_xfer_tells */
     uint8_t *note_data;
     struct heft_outnote note;
 

@@ -14,6 +14,17 @@ static __thread struct heft_xfer *in_callback;
 
 /* ---- pins ---- */
 
+/* All that a post uses: those of the runs, and where a word is raised. */
+static size_t region_count(const struct heft_xfer *xfer)
+{
+    return xfer->region_count + (xfer->raise_region != NULL);
+}
+
+static struct heft_region *region_at(const struct heft_xfer *xfer, size_t index)
+{
+    return index < xfer->region_count ? xfer->regions[index] : xfer->raise_region;
+}
+
 /* All regions of the transfer, or none. */
 static int pin_regions(struct heft_xfer *xfer, struct heft_error *error)
 {
@@ -23,14 +34,14 @@ static int pin_regions(struct heft_xfer *xfer, struct heft_error *error)
     int is_own = 0;
 
     (void)pthread_mutex_lock(&agent->region_lock);
-    for (index = 0; index < xfer->region_count; index++) {
-        struct heft_region *region = xfer->regions[index];
+    for (index = 0; index < region_count(xfer); index++) {
+        struct heft_region *region = region_at(xfer, index);
 
         if (region->state != HEFT_REGION_LIVE) {
             gone_id = region->t.id;
             is_own = !region->peer;
             while (index > 0)
-                heft_region_unpin_locked(xfer->regions[--index]);
+                heft_region_unpin_locked(region_at(xfer, --index));
             break;
         }
         region->pins++;
@@ -47,15 +58,16 @@ static void unpin_regions(struct heft_xfer *xfer)
     size_t index;
 
     (void)pthread_mutex_lock(&xfer->agent->region_lock);
-    for (index = 0; index < xfer->region_count; index++)
-        heft_region_unpin_locked(xfer->regions[index]);
+    for (index = 0; index < region_count(xfer); index++)
+        heft_region_unpin_locked(region_at(xfer, index));
     (void)pthread_mutex_unlock(&xfer->agent->region_lock);
 }
 
 /* Whether the route can't wait for work on a GPU, and would have to. */
 static int breaks_order(const struct heft_xfer *xfer)
 {
-    return (xfer->options.after_event || (xfer->options.flags & HEFT_XFER_AFTER_STREAM)) &&
+    return (xfer->options.after_event || xfer->raise_region ||
+            (xfer->options.flags & HEFT_XFER_AFTER_STREAM)) &&
            !(xfer->agent->transports[xfer->slot->index].ops.flags & HEFT_TRANSPORT_ORDERS);
 }
 
@@ -74,6 +86,8 @@ static int enter_peer(struct heft_xfer *xfer, struct heft_endpoint **endpoint_ou
             *error = peer->error;
     } else if (peer->closing) {
         rc = heft_error_set(error, HEFT_ERR_PEER_LOST, "the peer '%s' was closed", peer->name);
+    } else if (!xfer->move_count && xfer->raise_region) {
+        rc = heft_error_set(error, HEFT_ERR_INVALID, "a transfer without bytes raises no word");
     } else if (xfer->move_count) {
         if (!slot)
             rc = heft_error_set(error, HEFT_ERR_UNSUPPORTED, "no route was found for these runs");
@@ -83,8 +97,8 @@ static int enter_peer(struct heft_xfer *xfer, struct heft_endpoint **endpoint_ou
                                 xfer->agent->transports[slot->index].ops.name, peer->name);
         else if (breaks_order(xfer))
             rc = heft_error_set(error, HEFT_ERR_UNSUPPORTED,
-                                "%s moves these bytes and can't wait for work on a GPU: wait for it before "
-                                "the post, and name no event or stream",
+                                "%s moves these bytes and neither waits for work on a GPU nor raises words "
+                                "there: wait for it before the post, and name no event, stream or word",
                                 xfer->agent->transports[slot->index].ops.name);
         else
             slot->users++;
@@ -394,6 +408,12 @@ static void begin(struct heft_xfer *xfer)
                                           .moves_id = xfer->moves_id,
                                           .after_event = xfer->options.after_event,
                                           .after_stream = xfer->options.after_stream};
+    if (xfer->raise_region) {
+        xfer->op.raise_region = &xfer->raise_region->t;
+        xfer->op.raise_offset_bytes = xfer->options.raise_offset_bytes;
+        xfer->op.raise_value = xfer->raise_value;
+        xfer->raise_value += xfer->options.raise_step;
+    }
     result->size = sizeof(*result);
     result->status = HEFT_ERR_AGAIN;
     result->bytes = 0;

@@ -168,7 +168,11 @@ struct heft_cu_access {
     X(stream_write, cuStreamWriteValue32_v2,                                            \
       (heft_cu_stream stream, heft_cu_pointer address, uint32_t value, unsigned flags)) \
     X(stream_wait, cuStreamWaitValue32_v2,                                              \
-      (heft_cu_stream stream, heft_cu_pointer address, uint32_t value, unsigned flags))
+      (heft_cu_stream stream, heft_cu_pointer address, uint32_t value, unsigned flags)) \
+    X(stream_write64, cuStreamWriteValue64_v2,                                          \
+      (heft_cu_stream stream, heft_cu_pointer address, uint64_t value, unsigned flags)) \
+    X(stream_wait64, cuStreamWaitValue64_v2,                                            \
+      (heft_cu_stream stream, heft_cu_pointer address, uint64_t value, unsigned flags))
 
 struct heft_cu {
 #define HEFT_CU_FIELD(field, symbol, parameters) heft_cu_result(*field) parameters;

@@ -156,6 +156,7 @@ int main(int argc, char **argv)
     failed += gpu_run(gpu_move_cases, gpu_move_count, filter);
     failed += gpu_run(gpu_list_cases, gpu_list_count, filter);
     failed += gpu_run(gpu_order_cases, gpu_order_count, filter);
+    failed += gpu_run(gpu_raise_cases, gpu_raise_count, filter);
     failed += gpu_run(gpu_peer_cases, gpu_peer_count, filter);
     (void)printf("%d failed\n", failed);
     return failed > 0;

@@ -48,9 +48,9 @@ void gpu_get(int device, void *to, uint64_t from, uint64_t bytes);
 double gpu_seconds(void);
 
 extern const struct gpu_case gpu_space_cases[], gpu_kernel_cases[], gpu_move_cases[], gpu_peer_cases[],
-    gpu_list_cases[], gpu_order_cases[];
+    gpu_list_cases[], gpu_order_cases[], gpu_raise_cases[];
 extern const size_t gpu_space_count, gpu_kernel_count, gpu_move_count, gpu_peer_count, gpu_list_count,
-    gpu_order_count;
+    gpu_order_count, gpu_raise_count;
 /* The other process of the peer cases: `--serve DEVICE`. */
 int gpu_serve(int argc, char **argv);
 extern const char *gpu_program;

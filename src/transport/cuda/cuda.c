@@ -491,6 +491,13 @@ static int cuda_post(struct heft_endpoint *opened, struct heft_transport_op *op,
     struct cuda_way *way;
     int rc;
 
+    if (op->raise_region) {
+        rc = cuda_op_way(endpoint, op, &way, error);
+        if (!rc)
+            rc = cuda_raise_check(endpoint, op, way, error);
+        if (rc)
+            return rc;
+    }
     if (cuda_op_is_ordered(op) && op->total_bytes > 0)
         return cuda_order_post(endpoint, op, error);
     if (cuda_list_post(endpoint, op, &rc, error))
@@ -538,7 +545,7 @@ static int cuda_move(struct heft_endpoint *opened, struct heft_transport_op *op,
     int status;
 
     if (op->total_bytes == 0 || op->total_bytes > INLINE_BYTES || cuda_op_is_ordered(op) ||
-        op->move_count >= CUDA_KERNEL_FROM_PIECES ||
+        op->raise_region || op->move_count >= CUDA_KERNEL_FROM_PIECES ||
         __atomic_load_n(&endpoint->direct.queue.failed, __ATOMIC_ACQUIRE))
         return HEFT_ERR_AGAIN;
     for (index = 0; index < op->move_count; index++)

@@ -19,6 +19,7 @@
  *   launch.c   copies put on streams
  *   watch.c    the thread that sees them arrive
  *   order.c    operations that wait for work of the caller
+ *   raise.c    words that tell GPUs of arrivals
  */
 #ifndef HEFT_TRANSPORT_CUDA_CUDA_H
 #define HEFT_TRANSPORT_CUDA_CUDA_H
@@ -345,6 +346,13 @@ void cuda_after_drop(const struct heft_cu *cu, struct cuda_after *after);
 void cuda_held_look(struct cuda_transport *transport);
 /* Takes the operation, or (NULL) all of the endpoint, out of those that are looked at. */
 void cuda_held_forget(struct cuda_endpoint *endpoint, const struct heft_transport_op *op);
+
+/* raise.c */
+/* UNSUPPORTED: the word, or the operation, is not one that can be raised by a GPU behind its bytes. */
+int cuda_raise_check(const struct cuda_endpoint *endpoint, const struct heft_transport_op *op,
+                     const struct cuda_way *way, struct heft_error *error);
+/* Puts the word behind the flight's copies. Inside enter(flight->device). */
+heft_cu_result cuda_raise(const struct cuda_flight *flight, heft_cu_stream stream);
 
 /* watch.c */
 /* NOT_READY, SUCCESS, or how it failed. `rarely`: the caller sleeps between looks. */

@@ -154,7 +154,7 @@ static heft_cu_result make_words(struct cuda_transport *transport)
     const size_t bytes = sizeof(transport->flights) / sizeof(transport->flights[0]) * CUDA_WORD_BYTES;
     heft_cu_result result;
 
-    if (transport->words || !transport->cu->stream_write)
+    if (transport->words)
         return HEFT_CU_SUCCESS;
     result =
         transport->cu->host_alloc(&words, bytes, HEFT_CU_HOST_ALLOC_PORTABLE | HEFT_CU_HOST_ALLOC_MAPPED);
@@ -185,7 +185,7 @@ int cuda_lane_make(struct cuda_transport *transport, int device, struct heft_err
                 result = cu->stream_create(&lane->across[which], HEFT_CU_STREAM_NON_BLOCKING);
         }
         lane->has_kernels = heft_cuda_kernels(device, &lane->kernels, NULL) == HEFT_OK;
-        lane->writes_words = transport->words != NULL;
+        lane->writes_words = transport->words && cu->stream_write;
         if (!result)
             __atomic_store_n(&lane->ready, 1, __ATOMIC_RELEASE);
     }
@@ -288,6 +288,8 @@ int cuda_flight_launch(struct cuda_flight *flight, struct heft_error *error)
         result = kernel_copies(flight, stream, &started);
     if (!result)
         result = engine_copies(flight, stream, !kernel, &started);
+    if (!result)
+        result = cuda_raise(flight, stream);
     if (result) {
         flight->status = heft_cuda_error(&flight->error, result, "copying %llu bytes on GPU %d",
                                          (unsigned long long)flight->claim.bytes, flight->device);

@@ -224,7 +224,7 @@ static void launch(struct cuda_flight *flight, const struct cuda_table *table, i
 {
     heft_cu_stream stream;
     heft_cu_result result = HEFT_CU_SUCCESS;
-    int uploaded = 0;
+    int uploaded = 0, launched;
 
     flight->outward = table->outward;
     flight->inward = table->inward;
@@ -236,10 +236,13 @@ static void launch(struct cuda_flight *flight, const struct cuda_table *table, i
     }
     if (!result)
         result = cuda_items_launch(flight, table->items, table->count, table->pieces, stream);
+    launched = !result;
+    if (!result)
+        result = cuda_raise(flight, stream);
     if (result)
         flight->status = heft_cuda_error(&flight->error, result, "copying %llu bytes on GPU %d",
                                          (unsigned long long)flight->claim.bytes, flight->device);
-    if ((result && !uploaded) || cuda_flight_mark(flight, stream, &flight->error)) {
+    if ((result && !uploaded && !launched) || cuda_flight_mark(flight, stream, &flight->error)) {
         if (!flight->status)
             flight->status = flight->error.code;
         cuda_flight_end(flight);

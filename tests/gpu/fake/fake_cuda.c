@@ -53,10 +53,15 @@ struct step {
     uint64_t arguments[3];
 };
 
+/* What was put on a stream while it was captured, to be put on one again and again. */
+struct graph {
+    struct step *first, *last;
+};
 struct heft_cu_stream_st {
     int device;
     struct step *first, *last;
     int failed;
+    struct graph *graph; /* it is being captured */
 };
 struct heft_cu_event_st {
     heft_cu_stream stream;
@@ -273,24 +278,36 @@ static void free_event(heft_cu_event event)
 /* Whether what the step waits for has come. */
 static int may_run(const struct step *step)
 {
-    size_t size = sizeof(uint32_t);
-    const uint32_t *word;
+    size_t size = step->arguments[1];
+    const void *word;
+    int64_t ahead;
 
     if (step->kind == 7)
         return has_come(step);
     if (step->kind != 5)
         return 1;
-    word = (const uint32_t *)(const void *)bytes_at((uintptr_t)step->from, &size);
-    return word && (int32_t)(__atomic_load_n(word, __ATOMIC_ACQUIRE) - (uint32_t)step->size) >= 0;
+    word = bytes_at((uintptr_t)step->from, &size);
+    if (!word || size < step->arguments[1])
+        return 0;
+    ahead = step->arguments[1] == 8
+                ? (int64_t)(__atomic_load_n((const uint64_t *)word, __ATOMIC_ACQUIRE) - step->arguments[0])
+                : (int32_t)(__atomic_load_n((const uint32_t *)word, __ATOMIC_ACQUIRE) -
+                            (uint32_t)step->arguments[0]);
+    return ahead >= 0;
 }
 
-static void write_word(const struct step *step)
+static int write_word(const struct step *step)
 {
-    size_t size = sizeof(uint32_t);
-    uint32_t *word = (uint32_t *)(void *)bytes_at((uintptr_t)step->to, &size);
+    size_t size = step->arguments[1];
+    void *word = bytes_at((uintptr_t)step->to, &size);
 
-    if (word)
-        __atomic_store_n(word, (uint32_t)step->size, __ATOMIC_RELEASE);
+    if (!word || size < step->arguments[1])
+        return BAD_ADDRESS;
+    if (step->arguments[1] == 8)
+        __atomic_store_n((uint64_t *)word, step->arguments[0], __ATOMIC_RELEASE);
+    else
+        __atomic_store_n((uint32_t *)word, (uint32_t)step->arguments[0], __ATOMIC_RELEASE);
+    return 0;
 }
 
 /* 0: the first step still waits. */
@@ -322,11 +339,20 @@ static int run_step(heft_cu_stream stream)
     else if (step->kind == 3 && !stream->failed)
         stream->failed = run_digest_kernel(step->arguments);
     else if (step->kind == 4 && !stream->failed)
-        write_word(step);
+        stream->failed = write_word(step);
     else if (step->kind == 6 && !stream->failed)
         stream->failed = set_bytes((uintptr_t)step->to, (int)step->arguments[0], step->size);
     free(step);
     return 1;
+}
+
+static void append(struct step **first, struct step **last, struct step *step)
+{
+    if (*last)
+        (*last)->next = step;
+    else
+        *first = step;
+    *last = step;
 }
 
 static heft_cu_result add_step(heft_cu_stream stream, struct step step)
@@ -339,11 +365,10 @@ static heft_cu_result add_step(heft_cu_stream stream, struct step step)
         return HEFT_CU_OUT_OF_MEMORY;
     *made = step;
     made->next = NULL;
-    if (stream->last)
-        stream->last->next = made;
+    if (stream->graph)
+        append(&stream->graph->first, &stream->graph->last, made);
     else
-        stream->first = made;
-    stream->last = made;
+        append(&stream->first, &stream->last, made);
     return 0;
 }
 
@@ -622,6 +647,8 @@ API(cuEventDestroy_v2)(heft_cu_event event)
 static heft_cu_result record_locked(heft_cu_event event, heft_cu_stream stream)
 {
     stream = stream ? stream : &default_streams[stack[depth - 1]->device];
+    if (stream->graph)
+        return 900; /* not while it is captured */
     event->stream = stream;
     event->pending++;
     event->recorded++;
@@ -685,21 +712,88 @@ API(cuStreamGetCtx)(heft_cu_stream stream, heft_cu_context *context_out)
     *context_out = stream ? &contexts[stream->device] : stack[depth - 1];
     return 0;
 }
+static heft_cu_result add_word(heft_cu_stream stream, int kind, heft_cu_pointer address, uint64_t value,
+                               uint64_t width, unsigned flags)
+{
+    if (flags || address % width)
+        return HEFT_CU_INVALID_VALUE;
+    if (kind == 4 && getenv("FAKE_CUDA_NO_WORDS"))
+        return 801;
+    LOCKED(add_step(stream, (struct step){.kind = kind,
+                                          .to = (uint8_t *)(uintptr_t)address,
+                                          .from = (uint8_t *)(uintptr_t)address,
+                                          .arguments = {value, width}}));
+}
 API(cuStreamWriteValue32_v2)
 (heft_cu_stream stream, heft_cu_pointer address, uint32_t value, unsigned flags)
 {
-    if (flags || address % 4)
-        return HEFT_CU_INVALID_VALUE;
-    if (getenv("FAKE_CUDA_NO_WORDS"))
-        return 801;
-    LOCKED(add_step(stream, (struct step){.kind = 4, .to = (uint8_t *)(uintptr_t)address, .size = value}));
+    return add_word(stream, 4, address, value, 4, flags);
 }
 API(cuStreamWaitValue32_v2)
 (heft_cu_stream stream, heft_cu_pointer address, uint32_t value, unsigned flags)
 {
-    if (flags || address % 4)
+    return add_word(stream, 5, address, value, 4, flags);
+}
+API(cuStreamWriteValue64_v2)
+(heft_cu_stream stream, heft_cu_pointer address, uint64_t value, unsigned flags)
+{
+    return add_word(stream, 4, address, value, 8, flags);
+}
+API(cuStreamWaitValue64_v2)
+(heft_cu_stream stream, heft_cu_pointer address, uint64_t value, unsigned flags)
+{
+    return add_word(stream, 5, address, value, 8, flags);
+}
+
+API(cuStreamBeginCapture_v2)(heft_cu_stream stream, int mode)
+{
+    (void)mode;
+    if (!stream || stream->graph)
         return HEFT_CU_INVALID_VALUE;
-    LOCKED(add_step(stream, (struct step){.kind = 5, .from = (uint8_t *)(uintptr_t)address, .size = value}));
+    stream->graph = calloc(1, sizeof(*stream->graph));
+    return stream->graph ? 0 : HEFT_CU_OUT_OF_MEMORY;
+}
+API(cuStreamEndCapture)(heft_cu_stream stream, struct graph **graph_out)
+{
+    *graph_out = stream->graph;
+    stream->graph = NULL;
+    return *graph_out ? 0 : HEFT_CU_INVALID_VALUE;
+}
+API(cuGraphInstantiateWithFlags)(struct graph **exec_out, struct graph *graph, unsigned long long flags)
+{
+    (void)flags;
+    *exec_out = graph; /* one owner is enough: the graph is not destroyed before */
+    return 0;
+}
+
+static heft_cu_result replay_locked(const struct graph *graph, heft_cu_stream stream)
+{
+    const struct step *step;
+    heft_cu_result rc = 0;
+
+    for (step = graph->first; step && !rc; step = step->next)
+        rc = add_step(stream, *step);
+    return rc;
+}
+API(cuGraphLaunch)(struct graph *exec, heft_cu_stream stream)
+{
+    LOCKED(replay_locked(exec, stream));
+}
+API(cuGraphExecDestroy)(struct graph *exec)
+{
+    (void)exec;
+    return 0;
+}
+API(cuGraphDestroy)(struct graph *graph)
+{
+    while (graph->first) {
+        struct step *step = graph->first;
+
+        graph->first = step->next;
+        free(step);
+    }
+    free(graph);
+    return 0;
 }
 
 static heft_cu_result register_locked(void *pointer, size_t bytes)

@@ -8,12 +8,14 @@
  *  - calls without a current context, unbalanced pops and memory without access are errors.
  * Descriptors of physical memory are real ones, so that processes share it as they would. The kernels are C.
  */
+#include "fake.h"
+
 #include "base/digest.h"
-#include "space/cuda.h"
 
 #include <errno.h>
 #include <fcntl.h>
 #include <pthread.h>
+#include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -21,17 +23,11 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#define DEVICES 2
 #define MEMORIES 4096
 #define HANDLES 4096
 #define PAGE_BYTES ((size_t)64 << 10)
-#define BAD_CONTEXT 201
 #define BAD_ADDRESS 700
 #define STEPS 2
-
-#define API(name) heft_cu_result name
-#pragma GCC diagnostic ignored "-Wmissing-prototypes"
-#pragma GCC visibility push(default)
 
 enum kind { UNUSED, PLAIN, MAPPED, OPENED, PINNED, REGISTERED };
 
@@ -70,9 +66,6 @@ struct heft_cu_event_st {
     uint64_t waiters;
     int dropped; /* destroyed, freed when nothing needs it any more */
 };
-struct heft_cu_context_st {
-    int device;
-};
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static struct memory memories[MEMORIES];
@@ -81,16 +74,12 @@ static struct {
     size_t size;
     int device, refs;
 } handles[HANDLES];
-static struct heft_cu_context_st contexts[DEVICES] = {{0}, {1}};
 static struct heft_cu_stream_st default_streams[DEVICES] = {{.device = 0}, {.device = 1}};
-static __thread heft_cu_context stack[16];
-static __thread int depth;
-static int started, module_dummy;
+static int module_dummy;
 static size_t used[DEVICES];
 
-/* For tests: what is alive (memory, handles), and how deep this thread's stack of contexts is. */
+/* For tests: what is alive (memory, handles). */
 int fake_cuda_live(void);
-int fake_cuda_depth(void);
 /* Spoils every copy's first byte from now on. */
 void fake_cuda_corrupt(int on);
 static int corrupt;
@@ -106,21 +95,9 @@ int fake_cuda_live(void)
     return count;
 }
 
-int fake_cuda_depth(void)
-{
-    return depth;
-}
-
 void fake_cuda_corrupt(int on)
 {
     corrupt = on;
-}
-
-static size_t total_bytes(void)
-{
-    const char *text = getenv("FAKE_CUDA_BYTES");
-
-    return text ? (size_t)strtoull(text, NULL, 10) : (size_t)1 << 30;
 }
 
 static int running_device; /* under lock: of the stream whose step runs */
@@ -381,109 +358,11 @@ static heft_cu_result add_step(heft_cu_stream stream, struct step step)
     (void)pthread_mutex_unlock(&lock); \
     return rc_
 
-API(cuInit)(unsigned flags)
-{
-    started = getenv("FAKE_CUDA_NONE") == NULL;
-    return flags ? HEFT_CU_INVALID_VALUE : started ? 0 : HEFT_CU_NO_DEVICE;
-}
-API(cuDriverGetVersion)(int *version_out)
-{
-    *version_out = 13000;
-    return 0;
-}
-API(cuGetErrorName)(heft_cu_result code, const char **text_out)
-{
-    *text_out = code == HEFT_CU_OUT_OF_MEMORY ? "CUDA_ERROR_OUT_OF_MEMORY" : "CUDA_ERROR_FAKE";
-    return 0;
-}
-API(cuGetErrorString)(heft_cu_result code, const char **text_out)
-{
-    *text_out = code == HEFT_CU_OUT_OF_MEMORY ? "out of memory"
-                : code == HEFT_CU_NO_DEVICE   ? "no CUDA-capable device is detected"
-                                              : "a fake error";
-    return 0;
-}
-API(cuDeviceGetCount)(int *count_out)
-{
-    *count_out = started ? DEVICES : 0;
-    return 0;
-}
-API(cuDeviceGet)(heft_cu_device *device_out, int ordinal)
-{
-    *device_out = ordinal;
-    return ordinal >= 0 && ordinal < DEVICES ? 0 : 101;
-}
-API(cuDeviceGetName)(char *name_out, int size, heft_cu_device device)
-{
-    (void)snprintf(name_out, (size_t)size, "Fake GPU %d", device);
-    return 0;
-}
-API(cuDeviceGetUuid_v2)(struct heft_cu_uuid *uuid_out, heft_cu_device device)
-{
-    memset(uuid_out, 0xa0 + device, sizeof(*uuid_out));
-    return 0;
-}
-API(cuDeviceTotalMem_v2)(size_t *bytes_out, heft_cu_device device)
-{
-    (void)device;
-    *bytes_out = total_bytes();
-    return 0;
-}
-API(cuDeviceGetAttribute)(int *value_out, int attribute, heft_cu_device device)
-{
-    (void)device;
-    *value_out = attribute == HEFT_CU_DEVICE_MAJOR ? 9 : attribute == HEFT_CU_DEVICE_MINOR ? 0 : 1;
-    return 0;
-}
-API(cuDeviceGetPCIBusId)(char *text_out, int size, heft_cu_device device)
-{
-    (void)snprintf(text_out, (size_t)size, "0000:0%d:00.0", device);
-    return 0;
-}
-API(cuDeviceCanAccessPeer)(int *can_out, heft_cu_device device, heft_cu_device peer)
-{
-    *can_out = device != peer;
-    return 0;
-}
-API(cuDevicePrimaryCtxRetain)(heft_cu_context *context_out, heft_cu_device device)
-{
-    *context_out = &contexts[device];
-    return 0;
-}
-API(cuDevicePrimaryCtxRelease_v2)(heft_cu_device device)
-{
-    (void)device;
-    return 0;
-}
-API(cuCtxPushCurrent_v2)(heft_cu_context context)
-{
-    if (depth == 16)
-        abort();
-    stack[depth++] = context;
-    return 0;
-}
-API(cuCtxPopCurrent_v2)(heft_cu_context *context_out)
-{
-    if (depth == 0)
-        abort();
-    *context_out = stack[--depth];
-    return 0;
-}
-API(cuCtxGetCurrent)(heft_cu_context *context_out)
-{
-    *context_out = depth ? stack[depth - 1] : NULL;
-    return 0;
-}
-API(cuCtxEnablePeerAccess)(heft_cu_context peer, unsigned flags)
-{
-    (void)flags;
-    return depth == 0 ? BAD_CONTEXT : peer == stack[depth - 1] ? 101 : 0;
-}
 API(cuMemGetInfo_v2)(size_t *free_out, size_t *total_out)
 {
     if (depth == 0)
         return BAD_CONTEXT;
-    *total_out = total_bytes();
+    *total_out = fake_total_bytes();
     *free_out = *total_out - used[stack[depth - 1]->device];
     return 0;
 }
@@ -494,7 +373,7 @@ static heft_cu_result alloc_locked(heft_cu_pointer *pointer_out, size_t bytes)
     struct memory *m = new_memory();
     size_t size = (bytes + 4095) & ~(size_t)4095;
 
-    if (bytes == 0 || used[device] + size > total_bytes())
+    if (bytes == 0 || used[device] + size > fake_total_bytes())
         return bytes ? HEFT_CU_OUT_OF_MEMORY : HEFT_CU_INVALID_VALUE;
     *m = (struct memory){
         .kind = PLAIN, .size = size, .device = device, .fd = memfd_create("fake", MFD_CLOEXEC)};
@@ -592,6 +471,11 @@ API(cuMemsetD8Async)(heft_cu_pointer to, unsigned char value, size_t bytes, heft
     LOCKED(add_step(
         stream,
         (struct step){.kind = 6, .to = (uint8_t *)(uintptr_t)to, .size = bytes, .arguments = {value}}));
+}
+
+API(cuMemcpyDtoH_v2)(void *to, heft_cu_pointer from, size_t bytes)
+{
+    LOCKED(copy_bytes((uintptr_t)to, from, bytes));
 }
 
 static heft_cu_result host_locked(void **pointer_out, size_t bytes)
@@ -712,6 +596,15 @@ API(cuStreamGetCtx)(heft_cu_stream stream, heft_cu_context *context_out)
     *context_out = stream ? &contexts[stream->device] : stack[depth - 1];
     return 0;
 }
+API(cuStreamSynchronize)(heft_cu_stream stream)
+{
+    heft_cu_result result;
+
+    while ((result = cuStreamQuery(stream)) == HEFT_CU_NOT_READY)
+        (void)sched_yield();
+    return result;
+}
+
 static heft_cu_result add_word(heft_cu_stream stream, int kind, heft_cu_pointer address, uint64_t value,
                                uint64_t width, unsigned flags)
 {
@@ -851,7 +744,7 @@ static heft_cu_result create_locked(heft_cu_handle *handle_out, size_t bytes, in
 {
     int fd;
 
-    if (bytes % PAGE_BYTES || used[device] + bytes > total_bytes())
+    if (bytes % PAGE_BYTES || used[device] + bytes > fake_total_bytes())
         return bytes % PAGE_BYTES ? HEFT_CU_INVALID_VALUE : HEFT_CU_OUT_OF_MEMORY;
     fd = memfd_create("fake", MFD_CLOEXEC);
     if (fd < 0 || ftruncate(fd, (off_t)bytes))

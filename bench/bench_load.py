@@ -182,7 +182,7 @@ def tiny(b, fleet, _model):
     shutil.copy(f.shards(model)[0], fleet.path("www/model"))
     conf, port = fleet.path("nginx.conf"), f.free_port()
     with open(conf, "w") as c:
-        c.write(f"daemon off; pid {fleet.path('nginx.pid')}; error_log stderr; user root; events {{}}\n"
+        c.write(f"daemon off; master_process off; pid {fleet.path('nginx.pid')}; error_log stderr; user root; events {{}}\n"
                 f"http {{ access_log off; server {{ listen 127.0.0.1:{port}; root {fleet.path('www')}; }} }}\n")
     fleet.start("nginx", "nginx", "-p", fleet.dir, "-c", conf)
     url = f"http://127.0.0.1:{port}/model"

@@ -72,7 +72,7 @@ class Nginx:
                          ("client_body", "proxy", "fastcgi", "uwsgi", "scgi"))
         config = os.path.join(self.dir, "nginx.conf")
         with open(config, "w") as out:
-            out.write(f"""daemon off; pid {self.dir}/pid; error_log {self.dir}/error.log; worker_processes 1;
+            out.write(f"""daemon off; master_process off; pid {self.dir}/pid; error_log {self.dir}/error.log;
 {'user root;' if os.geteuid() == 0 else ''}
 events {{ worker_connections 512; }}
 http {{

@@ -21,8 +21,8 @@
 #include <unistd.h>
 
 #define LOOK_NS (20 * HEFT_NS_PER_MS)     /* between two looks into a log */
-#define SILENT_NS (2000 * HEFT_NS_PER_MS) /* no answer for so long: what it has can't be had now */
-#define IDLE_NS (250 * HEFT_NS_PER_MS)    /* without a claim for so long: it keeps no part */
+#define SILENT_NS (3000 * HEFT_NS_PER_MS) /* no answer for so long: what it has can't be had now */
+#define IDLE_NS (1000 * HEFT_NS_PER_MS)   /* without a claim for so long: it keeps no part */
 #define TAKE_SHARE 8u                     /* of the window is taken over from others at a time */
 #define LOG_BATCH 4096u                   /* entries read at a time */
 #define WAIT_SLICE_MS 20u
@@ -52,47 +52,44 @@ static void log_claim(struct heft_fleet *fleet, uint64_t chunk)
 static void on_chunk(void *context, uint64_t chunk)
 {
     struct heft_fleet *fleet = context;
-    uint64_t at, block;
+    uint64_t at, index;
 
-    (void)pthread_mutex_lock(&fleet->lock);
     for (at = fleet->first_range[chunk]; at < fleet->first_range[chunk + 1]; at++)
-        for (block = fleet->ranges[at].first; block < fleet->ranges[at].first + fleet->ranges[at].count;
-             block++)
-            append(fleet, block, heft_fleet_block_digest(fleet, block));
+        for (index = 0; index < fleet->ranges[at].count; index++) {
+            uint64_t block = fleet->ranges[at].first + index, digest = heft_fleet_block_digest(fleet, block);
+
+            (void)pthread_mutex_lock(&fleet->lock);
+            append(fleet, block, digest);
+            (void)pthread_mutex_unlock(&fleet->lock);
+        }
+    (void)pthread_mutex_lock(&fleet->lock);
     fleet->is_done[chunk] = 1;
     fleet->asked -= fleet->is_asked[chunk];
     (void)pthread_cond_signal(&fleet->changed);
     (void)pthread_mutex_unlock(&fleet->lock);
 }
 
-/* A chunk of another load against the digests in its log. */
+/* A chunk of another load against the digests in its log, which stay as they were when it was offered. */
 static int check_chunk(void *context, uint32_t source, uint64_t chunk, struct heft_error *error)
 {
-    struct heft_fleet *fleet = context;
-    struct fleet_peer *peer = NULL;
-    uint64_t at, block, index;
-    int rc = HEFT_OK;
+    const struct heft_fleet *fleet = context;
+    const struct fleet_peer *peer = NULL;
+    uint64_t at, index;
 
     for (index = 0; index < fleet->peer_count; index++)
         if (fleet->peers[index].index == source)
             peer = &fleet->peers[index];
-    if (!peer)
-        return HEFT_OK;
-    (void)pthread_mutex_lock(&fleet->lock);
-    for (at = fleet->first_range[chunk]; at < fleet->first_range[chunk + 1] && !rc; at++)
-        for (index = 0; index < fleet->ranges[at].count && !rc; index++) {
-            uint64_t digest;
+    for (at = fleet->first_range[chunk]; peer && at < fleet->first_range[chunk + 1]; at++)
+        for (index = 0; index < fleet->ranges[at].count; index++) {
+            uint64_t block = fleet->ranges[at].first + index, digest = heft_fleet_block_digest(fleet, block);
 
-            block = fleet->ranges[at].first + index;
-            digest = heft_fleet_block_digest(fleet, block);
             if (digest != peer->digests[block])
-                rc = heft_error_set(error, HEFT_ERR_DIGEST,
-                                    "block %" PRIu64 " of load %s: digest %016" PRIx64
-                                    ", its log says %016" PRIx64,
-                                    block, peer->name, digest, peer->digests[block]);
+                return heft_error_set(error, HEFT_ERR_DIGEST,
+                                      "block %" PRIu64 " of load %s: digest %016" PRIx64
+                                      ", its log says %016" PRIx64,
+                                      block, peer->name, digest, peer->digests[block]);
         }
-    (void)pthread_mutex_unlock(&fleet->lock);
-    return rc;
+    return HEFT_OK;
 }
 
 /* ---- the others' logs ---- */
@@ -456,12 +453,32 @@ static uint64_t take_own(struct heft_fleet *fleet)
     return taken;
 }
 
+/* This load's storage is gone: the others need not wait for its part. */
+static void judge_storage(struct heft_fleet *fleet)
+{
+    struct heft_source source;
+    uint64_t left;
+    int has = 0;
+
+    for (left = fleet->storage; left && fleet->has_storage; left &= left - 1) {
+        heft_executor_read_source(fleet->executor, fleet->move.sources[__builtin_ctzll(left)], &source);
+        has |= source.state != HEFT_SOURCE_LOST;
+    }
+    fleet->has_storage = has;
+    if (!has)
+        __atomic_store_n(&fleet->log->reads, 0, __ATOMIC_RELEASE);
+}
+
 /* How the others are. What changed may free chunks that were passed over. */
 static void judge(struct heft_fleet *fleet)
 {
     uint64_t now = heft_now_ns();
     uint32_t index;
 
+    if (now - fleet->judged_ns < LOOK_NS)
+        return;
+    fleet->judged_ns = now;
+    judge_storage(fleet);
     for (index = 0; index < fleet->peer_count; index++) {
         struct fleet_peer *peer = &fleet->peers[index];
         struct heft_source source;
@@ -478,22 +495,6 @@ static void judge(struct heft_fleet *fleet)
             fleet->cursor = 0;
         peer->judged = judged;
     }
-}
-
-/* This load's storage is gone: the others need not wait for its part. */
-static void judge_storage(struct heft_fleet *fleet)
-{
-    struct heft_source source;
-    uint64_t left;
-    int has = 0;
-
-    for (left = fleet->storage; left && fleet->has_storage; left &= left - 1) {
-        heft_executor_read_source(fleet->executor, fleet->move.sources[__builtin_ctzll(left)], &source);
-        has |= source.state != HEFT_SOURCE_LOST;
-    }
-    fleet->has_storage = has;
-    if (!has)
-        __atomic_store_n(&fleet->log->reads, 0, __ATOMIC_RELEASE);
 }
 
 /* 1 once every log was read; then it is known who divides the chunks. */
@@ -545,7 +546,6 @@ static void *exchange_main(void *argument)
 
         (void)pthread_mutex_lock(&fleet->lock);
         judge(fleet);
-        judge_storage(fleet);
         if ((fleet->is_ready || get_ready(fleet)) && fleet->has_storage)
             taken = take_own(fleet) + take_others(fleet);
         hopeless = find_hopeless(fleet);

@@ -124,7 +124,8 @@ struct heft_fleet {
     uint64_t *items;             /* chunks that storage can give, by part */
     struct fleet_part *parts;    /* the first is this load's */
     uint32_t part_count;
-    uint64_t cursor;  /* in the own part */
+    uint64_t cursor; /* in the own part */
+    uint64_t judged_ns;
     uint64_t took_ns; /* when something was taken over from others */
     int is_ready, has_storage, stop;
     pthread_t thread;

@@ -363,6 +363,8 @@ static int move_bytes(struct heft_load *load, struct run *run, uint64_t end_ns, 
         rc = heft_executor_create(&options, &executor, error);
     if (rc) {
         heft_feeder_free(feeder);
+        if (load->fleet)
+            heft_fleet_stop(load->fleet);
         return rc;
     }
     (void)pthread_mutex_lock(&load->lock);

@@ -203,6 +203,17 @@ static void note_fleet(struct heft_load *load)
     (void)pthread_mutex_unlock(&load->lock);
 }
 
+/* A replica's digests are of blocks of whole tensors: where there are some, they count. */
+static int knows_digests(const struct heft_found *found)
+{
+    uint32_t index;
+
+    for (index = 0; index < found->ready; index++)
+        if (found->sources[index]->manifest->digests)
+            return 1;
+    return 0;
+}
+
 /* The others read what arrives from where it is to lie: that is made before they are looked for. */
 static int join_fleet(struct heft_load *load, struct run *run, struct heft_error *error)
 {
@@ -233,6 +244,7 @@ static int join_fleet(struct heft_load *load, struct run *run, struct heft_error
     load->fleet = fleet;
     (void)pthread_mutex_unlock(&load->lock);
     heft_fleet_gather(fleet, load->found, &load->lock, load->options.fleet_wait_ms);
+    load->layout->box_cuts = !knows_digests(load->found);
     note_fleet(load);
     return HEFT_OK;
 }

@@ -2,7 +2,8 @@
 /*
  * From atoms to pieces to chunks. An atom that is one run of its tensor is cut at digest blocks of the
  * tensor, and also where a source that lacks some blocks begins or ends to hold it; a strided atom is cut at
- * whole rows. The pieces are then ordered as they lie in their first source and packed.
+ * whole rows, or at blocks of its own. The pieces are then ordered as they lie in their first source and
+ * packed.
  */
 #include "plan/atoms.h"
 #include "base/error.h"
@@ -56,15 +57,15 @@ static int add_cut(struct heft_plan_builder *builder, uint64_t atom, uint64_t at
     return HEFT_OK;
 }
 
-/* The last place for a cut of a run: as far from `at` as a chunk allows, on a block of the tensor. */
-static uint64_t cut_limit(uint64_t at, uint64_t end, uint64_t chunk_bytes)
+/* The last place for a cut of a run: as far from `at` as a chunk allows, on a block counted from `origin`. */
+static uint64_t cut_limit(uint64_t at, uint64_t end, uint64_t chunk_bytes, uint64_t origin)
 {
     uint64_t limit;
 
     if (end - at <= chunk_bytes)
         return end;
     limit = at + chunk_bytes;
-    return limit - limit % HEFT_BLOCK_BYTES;
+    return limit - (limit - origin) % HEFT_BLOCK_BYTES;
 }
 
 /* ---- runs whose sources all have every block ---- */
@@ -73,12 +74,13 @@ static int cut_run(struct heft_plan_builder *builder, uint64_t index)
 {
     const struct heft_atom *atom = &builder->inner->atoms[index];
     uint64_t at = atom->global_at, end = at + atom->size_bytes;
+    uint64_t origin = builder->plan->layout->box_cuts ? at : 0; /* the box's start or the tensor's */
     struct heft_copy copy;
     int rc = HEFT_OK;
 
     heft_plan_copy(builder->plan, atom, (uint32_t)__builtin_ctzll(atom->sources), &copy);
     while (at < end && rc == HEFT_OK) {
-        uint64_t next = cut_limit(at, end, builder->chunk_bytes);
+        uint64_t next = cut_limit(at, end, builder->chunk_bytes, origin);
 
         rc = add_cut(builder, index, at - atom->global_at, next - at, atom->sources, &copy);
         at = next;
@@ -156,7 +158,7 @@ static int cut_held_run(struct heft_plan_builder *builder, uint64_t index, const
     int rc = HEFT_OK;
 
     while (at < end && rc == HEFT_OK) {
-        uint64_t limit = cut_limit(at, end, builder->chunk_bytes);
+        uint64_t limit = cut_limit(at, end, builder->chunk_bytes, 0);
         uint64_t next = block_end(at, end);
         uint64_t sources = holders_of(atom, holders, holder_count, at - base, next - base);
 
@@ -191,6 +193,8 @@ static int cut_rows(struct heft_plan_builder *builder, uint64_t index)
     while (at < atom->size_bytes && rc == HEFT_OK) {
         uint64_t size = row <= chunk ? chunk - chunk % row : row - at % row;
 
+        if (builder->plan->layout->box_cuts)
+            size = chunk; /* whole blocks, though the first and the last row are then cut */
         if (size > chunk)
             size = chunk;
         if (size > atom->size_bytes - at)

@@ -49,6 +49,8 @@ struct heft_layout {
     uint64_t arena_bytes; /* destination 0 */
     uint64_t wanted_bytes;
     uint64_t split_count; /* entries of which only a part is wanted */
+    int box_cuts;   /* wanted boxes are cut at blocks counted from their own start, as those who exchange them
+                       count */
     int keep_order; /* chunks in the entries' order, whatever the sources' is; large entries share none */
     uint64_t left_out_count, left_out_bytes; /* tensors that are not wanted at all */
     void *arena;

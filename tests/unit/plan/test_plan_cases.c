@@ -258,6 +258,32 @@ static void strided_boxes_are_cut_at_rows(void **state)
     heft_manifest_free(manifest);
 }
 
+/* For those who exchange blocks of boxes: every piece is whole blocks of its box, strided or not. */
+static void boxes_are_cut_at_their_own_blocks_when_told_so(void **state)
+{
+    struct heft_manifest *manifest = table_new(64 * MIB);
+    const struct heft_manifest *sources[1];
+    struct heft_layout *layout;
+    struct heft_plan *plan;
+    enum heft_split split;
+    uint64_t index;
+
+    (void)state;
+    table_add(manifest, "odd", 8, SHAPE(2001, 6000), NULL, 0);
+    sources[0] = table_finish(manifest);
+    for (split = HEFT_SPLIT_ROW; split <= HEFT_SPLIT_COLUMN; split++) {
+        layout = part(manifest, 1, 2, split);
+        layout->box_cuts = 1;
+        plan = make(layout, sources, 1, 3 * HEFT_BLOCK_BYTES);
+        for (index = 0; index + 1 < plan->chunk_count; index++)
+            assert_int_equal(plan->chunks[index].size_bytes, 3 * HEFT_BLOCK_BYTES);
+        assert_int_equal(plan->total_bytes, layout->wanted_bytes);
+        heft_plan_free(plan);
+        heft_layout_free(layout);
+    }
+    heft_manifest_free(manifest);
+}
+
 static void a_chunk_that_ends_inside_a_slab_goes_on_there(void **state)
 {
     const uint64_t start[] = {0, 100, 0}, size[] = {3, 300, 500};
@@ -671,6 +697,7 @@ int main(void)
         cmocka_unit_test(chunks_come_in_the_order_of_the_first_source),
         cmocka_unit_test(columns_of_a_whole_tensor_are_one_strided_run_a_chunk),
         cmocka_unit_test(strided_boxes_are_cut_at_rows),
+        cmocka_unit_test(boxes_are_cut_at_their_own_blocks_when_told_so),
         cmocka_unit_test(a_chunk_that_ends_inside_a_slab_goes_on_there),
         cmocka_unit_test(tensors_of_70000_dimensions_take_the_flat_path),
         cmocka_unit_test(ranks_read_from_other_numbers_of_ranks),

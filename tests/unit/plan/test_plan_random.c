@@ -249,6 +249,7 @@ static void try_world(uint64_t seed, uint32_t tensors, void (*tensor)(struct wor
     for (index = 0; index < count; index++)
         sources[index] = holders[index].manifest;
     layout = lay_out(&world, &random, sources[world_below(&random, count)]);
+    layout->box_cuts = (int)(seed % 2);
     rc = heft_plan_make(layout, sources, count, chunk_bytes - world_below(&random, 2), &plan, &error);
     if (rc == HEFT_OK) {
         world_check(&world, &random, seed, plan, holders, count, chunk_bytes);

@@ -167,6 +167,10 @@ void heft_load_cancel(struct heft_load *load);
  * released stops the load: that is the consumer's pace. 0; AGAIN; NOT_FOUND after the last one, when
  * everything ended right; else the load's error: what was handed out before is then not to be trusted (a file
  * may have changed while it was read). A tensor larger than the window is TOO_LARGE at the start. Any thread.
+ *
+ * With targets there is no window: each tensor (the target's box of it) is handed out where the caller wanted
+ * it, stays there, and need not be released; nothing waits for the consumer. Only so may loads of a host
+ * share what they read (host_loads): behind a window one slow consumer would hold up all of them.
  */
 int heft_load_next(struct heft_load *load, uint64_t timeout_ms, struct heft_tensor *tensor_out,
                    struct heft_error *error);

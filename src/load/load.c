@@ -159,7 +159,7 @@ static uint64_t object_chunk_bytes(const struct heft_load *load)
         bytes = OBJECT_CHUNK_BYTES;
     if (bytes > OBJECT_CHUNK_MOST_BYTES)
         bytes = OBJECT_CHUNK_MOST_BYTES;
-    return load->stream && window < bytes ? window : bytes;
+    return load->stream && !load->options.targets && window < bytes ? window : bytes;
 }
 
 static uint64_t chunk_bytes(const struct heft_load *load)
@@ -176,7 +176,8 @@ static int make_stream(struct heft_load *load, struct heft_error *error)
 {
     const struct heft_load_options *o = &load->options;
     struct heft_stream *stream;
-    int rc = heft_stream_create(load->layout, o->order, o->order_count, window_bytes(o), &stream, error);
+    int rc = heft_stream_create(load->layout, o->order, o->order_count, o->targets ? 0 : window_bytes(o),
+                                &stream, error);
 
     if (rc)
         return rc;
@@ -362,11 +363,12 @@ static int move_bytes(struct heft_load *load, struct run *run, uint64_t end_ns, 
     if (!rc && load->fleet)
         rc = heft_fleet_prepare(load->fleet, &options, error);
     if (!rc && load->stream) {
-        options.gated = UINT64_MAX;
-        options.keeps_gates = 1;
-        options.on_chunk = heft_stream_on_chunk;
-        options.on_chunk_context = load->stream;
-        rc = heft_stream_prepare(load->stream, load->plan, run->addresses[0], error);
+        if (!load->options.targets) { /* as far as the window has room */
+            options.gated = UINT64_MAX;
+            options.keeps_gates = 1;
+        }
+        rc = heft_stream_prepare(load->stream, load->plan, run->addresses, &options.on_chunk,
+                                 &options.on_chunk_context, error);
     }
     if (!rc)
         rc = heft_load_start_checksums(load, &run->digests, run->addresses, &options.on_chunk,

@@ -130,10 +130,11 @@ int heft_load_copy_options(struct heft_load *load, const struct heft_load_option
     if (o->targets && (o->ranks > 1 || heft_load_wants_rules(o)))
         return heft_error_set(error, HEFT_ERR_INVALID,
                               "targets name their boxes themselves: leave ranks, layers and experts out");
-    if ((o->flags & HEFT_LOAD_STREAM) && (o->targets || o->host_loads > 1))
+    if ((o->flags & HEFT_LOAD_STREAM) && !o->targets && o->host_loads > 1)
         return heft_error_set(
             error, HEFT_ERR_INVALID,
-            "tensors as they come lie in a window of their own: leave targets and host_loads out");
+            "tensors as they come through a window wait for this load's own consumer, and the "
+            "other loads of the host with it: name targets, or leave host_loads out");
     rc = check_files(load, o, error);
     if (!rc && o->fleet_loads > 1)
         rc = check_fleet(o, error);

@@ -29,8 +29,11 @@ struct item { /* a tensor: one entry of the layout, or several that are joined *
 struct heft_stream {
     struct heft_layout *layout;
     const struct heft_plan *plan;
-    uint8_t *window;
-    uint64_t window_bytes;
+    uint8_t **addresses; /* of the destinations */
+    uint32_t destination_count;
+    uint64_t window_bytes; /* 0: no window, everything has a place of its own */
+    void (*on_chunk)(void *context, uint64_t chunk);
+    void *on_chunk_context;
     int is_ordered;
     struct item *items;
     uint64_t item_count;
@@ -120,6 +123,24 @@ static int reorder(struct heft_stream *stream, const char *const *order, uint64_
     return rc;
 }
 
+/* Where the caller wants them. */
+static void count_items(struct heft_stream *stream)
+{
+    struct heft_layout *layout = stream->layout;
+    uint64_t index, entry;
+
+    layout->wanted_bytes = 0;
+    for (index = 0; index < stream->item_count; index++) {
+        struct item *item = &stream->items[index];
+
+        for (entry = item->entry; entry < item->entry + item->entry_count; entry++) {
+            item->left_bytes += layout->tensors[entry].size_bytes;
+            stream->item_of_entry[entry] = index;
+        }
+        layout->wanted_bytes += item->left_bytes;
+    }
+}
+
 static int place_items(struct heft_stream *stream, struct heft_error *error)
 {
     struct heft_layout *layout = stream->layout;
@@ -158,6 +179,36 @@ static int place_items(struct heft_stream *stream, struct heft_error *error)
     return HEFT_OK;
 }
 
+/* Destinations are files of the manifest: each reaches as far as the entries in it. */
+static int add_destinations(struct heft_stream *stream, struct heft_error *error)
+{
+    const struct heft_layout *layout = stream->layout;
+    uint64_t *sizes, entry;
+    uint32_t index;
+    int rc = HEFT_OK;
+
+    stream->destination_count = 1;
+    for (entry = 0; entry < layout->tensor_count; entry++)
+        if (layout->tensors[entry].dst_index >= stream->destination_count)
+            stream->destination_count = layout->tensors[entry].dst_index + 1;
+    sizes = calloc(stream->destination_count, sizeof(*sizes));
+    stream->addresses = calloc(stream->destination_count, sizeof(*stream->addresses));
+    if (!sizes || !stream->addresses) {
+        free(sizes);
+        return no_memory(error);
+    }
+    for (entry = 0; entry < layout->tensor_count; entry++) {
+        const struct heft_layout_tensor *wanted = &layout->tensors[entry];
+        uint64_t end = wanted->dst_offset_bytes + wanted->size_bytes;
+
+        sizes[wanted->dst_index] = end > sizes[wanted->dst_index] ? end : sizes[wanted->dst_index];
+    }
+    for (index = 0; !rc && index < stream->destination_count; index++)
+        rc = heft_manifest_add_file(stream->made, "", sizes[index], 0, NULL, error);
+    free(sizes);
+    return rc;
+}
+
 /* The tensors as the consumer sees them: with the rank's boxes, or its own shapes. */
 static int make_tensors(struct heft_stream *stream, struct heft_error *error)
 {
@@ -169,7 +220,7 @@ static int make_tensors(struct heft_stream *stream, struct heft_error *error)
         return no_memory(error);
     rc = heft_manifest_set_identity(stream->made, &stream->layout->reference->identity, error);
     if (!rc)
-        rc = heft_manifest_add_file(stream->made, "", stream->window_bytes, 0, NULL, error);
+        rc = add_destinations(stream, error);
     for (index = 0; !rc && index < stream->item_count; index++)
         rc = heft_load_add_tensor(stream->made, stream->layout, stream->items[index].entry, error);
     if (!rc)
@@ -201,8 +252,10 @@ int heft_stream_create(struct heft_layout *layout, const char *const *order, uin
     rc = list_items(stream, error);
     if (!rc && order)
         rc = reorder(stream, order, order_count, error);
-    if (!rc)
+    if (!rc && window_bytes > 0)
         rc = place_items(stream, error);
+    else if (!rc)
+        count_items(stream);
     if (!rc)
         rc = make_tensors(stream, error);
     if (rc) {
@@ -222,6 +275,7 @@ void heft_stream_free(struct heft_stream *stream)
     free(stream->item_of_entry);
     free(stream->item_of_made);
     free(stream->ready);
+    free(stream->addresses);
     (void)pthread_mutex_destroy(&stream->lock);
     (void)pthread_cond_destroy(&stream->changed);
     free(stream);
@@ -234,23 +288,6 @@ static void make_ready(struct heft_stream *stream, uint64_t index)
     stream->items[index].state = ITEM_READY;
     if (!stream->is_ordered)
         stream->ready[stream->ready_tail++] = index;
-}
-
-int heft_stream_prepare(struct heft_stream *stream, const struct heft_plan *plan, uint8_t *window,
-                        struct heft_error *error)
-{
-    uint64_t index;
-
-    (void)error;
-    (void)pthread_mutex_lock(&stream->lock);
-    stream->plan = plan;
-    stream->window = window;
-    for (index = 0; index < stream->item_count; index++)
-        if (stream->items[index].left_bytes == 0)
-            make_ready(stream, index);
-    (void)pthread_cond_broadcast(&stream->changed);
-    (void)pthread_mutex_unlock(&stream->lock);
-    return HEFT_OK;
 }
 
 /* The virtual offset that the chunk reaches to. */
@@ -275,7 +312,7 @@ static int offer(struct heft_stream *stream)
     uint32_t source;
     int offered = 0;
 
-    if (!stream->executor)
+    if (!stream->executor || stream->window_bytes == 0)
         return 0;
     room = stream->window_bytes + (stream->first_held < stream->item_count
                                        ? stream->items[stream->first_held].start
@@ -289,12 +326,14 @@ static int offer(struct heft_stream *stream)
     return offered;
 }
 
-void heft_stream_on_chunk(void *context, uint64_t index)
+static void note_chunk(void *context, uint64_t index)
 {
     struct heft_stream *stream = context;
     const struct heft_chunk *chunk = &stream->plan->chunks[index];
     uint64_t piece;
 
+    if (stream->on_chunk)
+        stream->on_chunk(stream->on_chunk_context, index);
     (void)pthread_mutex_lock(&stream->lock);
     for (piece = chunk->first_piece; piece < chunk->first_piece + chunk->piece_count; piece++) {
         uint64_t item = stream->item_of_entry[heft_plan_piece_entry(stream->plan, piece)];
@@ -305,6 +344,28 @@ void heft_stream_on_chunk(void *context, uint64_t index)
     }
     (void)pthread_cond_broadcast(&stream->changed);
     (void)pthread_mutex_unlock(&stream->lock);
+}
+
+int heft_stream_prepare(struct heft_stream *stream, const struct heft_plan *plan, uint8_t *const *addresses,
+                        void (**on_chunk)(void *context, uint64_t chunk), void **on_chunk_context,
+                        struct heft_error *error)
+{
+    uint64_t index;
+
+    (void)error;
+    (void)pthread_mutex_lock(&stream->lock);
+    stream->plan = plan;
+    memcpy(stream->addresses, addresses, stream->destination_count * sizeof(*addresses));
+    stream->on_chunk = *on_chunk;
+    stream->on_chunk_context = *on_chunk_context;
+    *on_chunk = note_chunk;
+    *on_chunk_context = stream;
+    for (index = 0; index < stream->item_count; index++)
+        if (stream->items[index].left_bytes == 0)
+            make_ready(stream, index);
+    (void)pthread_cond_broadcast(&stream->changed);
+    (void)pthread_mutex_unlock(&stream->lock);
+    return HEFT_OK;
 }
 
 void heft_stream_run(struct heft_stream *stream, struct heft_executor *executor)
@@ -333,10 +394,10 @@ void heft_stream_end(struct heft_stream *stream, int code, const struct heft_err
 void heft_stream_wait_released(struct heft_stream *stream)
 {
     (void)pthread_mutex_lock(&stream->lock);
-    while (!stream->is_closed &&
+    while (!stream->is_closed && stream->window_bytes > 0 &&
            (stream->outstanding > 0 || (stream->status == 0 && stream->handed_out < stream->item_count)))
         (void)pthread_cond_wait(&stream->changed, &stream->lock);
-    stream->is_closed = 1;
+    stream->is_closed = stream->is_closed || stream->window_bytes > 0;
     (void)pthread_cond_broadcast(&stream->changed);
     (void)pthread_mutex_unlock(&stream->lock);
 }
@@ -395,7 +456,9 @@ int heft_stream_next(struct heft_stream *stream, uint64_t until_ns, struct heft_
         stream->handed_out++;
         stream->outstanding++;
         heft_manifest_tensor(stream->made, item->made, &tensor);
-        tensor.address = tensor.size_bytes ? stream->window + item->start % stream->window_bytes : NULL;
+        tensor.address = tensor.size_bytes
+                             ? stream->addresses[stream->made->tensors[item->made].file] + tensor.offset_bytes
+                             : NULL;
         tensor.size = tensor_out->size < sizeof(tensor) ? tensor_out->size : sizeof(tensor);
         memcpy(tensor_out, &tensor, tensor.size);
     }

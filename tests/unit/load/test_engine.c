@@ -359,6 +359,149 @@ static void limits_of_any_size_neither_wrap_nor_end_at_once(void **state)
     heft_replica_close(replica);
 }
 
+/* Each target is handed out where it was wanted, whole and right, and nobody waits for whoever takes it. */
+static void targets_are_handed_out_as_they_come(void **state)
+{
+    struct engine *engine = *state;
+    struct heft_load_options options = HEFT_LOAD_OPTIONS_INIT;
+    const uint64_t start[2] = {10, 100}, size[2] = {50, 200};
+    struct heft_load_target targets[COUNT];
+    struct heft_error error = HEFT_ERROR_INIT;
+    const char *const order[] = {"odd", "empty", "wide"};
+    struct heft_replica *replica;
+    struct heft_load *load;
+    uint8_t *mine[COUNT];
+    int index, round, rc;
+
+    assert_int_equal(heft_replica_publish(&engine->options, &replica, &error), 0);
+    for (index = 0; index < COUNT; index++) {
+        mine[index] = malloc(bytes_of(index) + 2);
+        targets[index] = (struct heft_load_target){
+            .tensor = names[index], .address = mine[index], .size_bytes = bytes_of(index)};
+    }
+    targets[0].box_start = start;
+    targets[0].box_size = size;
+    targets[0].size_bytes = size[0] * size[1] * 2;
+    options.identity = &engine->identity;
+    options.directory = engine->directory;
+    options.targets = targets;
+    options.target_count = COUNT;
+    options.flags = HEFT_LOAD_STREAM;
+    for (round = 0; round < 3; round++) {
+        int seen[COUNT] = {0}, count = 0;
+
+        options.order = round == 2 ? order : NULL;
+        options.order_count = round == 2 ? 3 : 0;
+        assert_int_equal(heft_load_start(&options, &load, &error), 0);
+        if (round == 1) /* the load ends though nothing was taken, and everything is there to be taken then */
+            assert_int_equal(heft_load_wait(load, 60000, &error), 0);
+        for (;;) {
+            struct heft_tensor tensor = {.size = sizeof(tensor)};
+            uint64_t row;
+
+            rc = heft_load_next(load, 60000, &tensor, &error);
+            if (rc)
+                break;
+            for (index = 0; strcmp(names[index], tensor.name) != 0; index++)
+                ;
+            assert_int_equal(seen[index]++, 0);
+            if (round == 2)
+                assert_string_equal(tensor.name, order[count]);
+            count++;
+            assert_ptr_equal(tensor.address, tensor.size_bytes ? mine[index] : NULL);
+            assert_int_equal(tensor.size_bytes, targets[index].size_bytes);
+            if (index > 0) {
+                assert_memory_equal(mine[index], engine->memory[index], bytes_of(index));
+                continue;
+            }
+            assert_int_equal(tensor.box_start[1], start[1]);
+            for (row = 0; row < size[0]; row++)
+                assert_memory_equal(mine[0] + row * size[1] * 2,
+                                    engine->memory[0] + ((start[0] + row) * shapes[0][1] + start[1]) * 2,
+                                    size[1] * 2);
+        }
+        assert_int_equal(rc, HEFT_ERR_NOT_FOUND);
+        assert_int_equal(count, round == 2 ? 3 : COUNT);
+        assert_int_equal(heft_load_wait(load, 60000, &error), 0);
+        heft_load_free(load);
+    }
+    heft_replica_close(replica);
+    for (index = 0; index < COUNT; index++)
+        free(mine[index]);
+}
+
+static void write_file(const char *path, uint64_t bytes)
+{
+    char header[128], block[4096];
+    uint64_t length, at;
+    FILE *file = fopen(path, "we");
+
+    assert_non_null(file);
+    length = (uint64_t)snprintf(header, sizeof(header),
+                                "{\"a\":{\"dtype\":\"U8\",\"shape\":[%llu],\"data_offsets\":[0,%llu]}}",
+                                (unsigned long long)bytes, (unsigned long long)bytes);
+    assert_int_equal(fwrite(&length, 8, 1, file), 1);
+    assert_int_equal(fwrite(header, length, 1, file), 1);
+    for (at = 0; at < bytes; at += sizeof(block)) {
+        memset(block, (int)(at / sizeof(block) % 251), sizeof(block));
+        assert_int_equal(fwrite(block, sizeof(block), 1, file), 1);
+    }
+    assert_int_equal(fclose(file), 0);
+}
+
+static void loads_of_a_host_share_what_they_hand_out_to_targets(void **state)
+{
+    static const uint64_t bytes = 12 << 20;
+    struct heft_load_options options = HEFT_LOAD_OPTIONS_INIT;
+    struct heft_error error = HEFT_ERROR_INIT;
+    char folder[64], path[96];
+    struct heft_load *loads[2];
+    struct heft_load_target targets[2];
+    uint64_t at;
+    int index;
+
+    (void)state;
+    (void)snprintf(folder, sizeof(folder), "/tmp/heft-engine-XXXXXX");
+    assert_non_null(mkdtemp(folder));
+    (void)snprintf(path, sizeof(path), "%s/m.safetensors", folder);
+    write_file(path, bytes);
+    options.model = path;
+    options.target_count = 1;
+    options.host_loads = 2;
+    options.share_folder = folder;
+    options.flags = HEFT_LOAD_STREAM;
+    assert_int_equal(heft_load_start(&options, &loads[0], &error), HEFT_ERR_INVALID); /* through a window */
+    assert_non_null(strstr(error.text, "host_loads"));
+    for (index = 0; index < 2; index++) {
+        targets[index] =
+            (struct heft_load_target){.tensor = "a", .address = malloc(bytes), .size_bytes = bytes};
+        options.targets = &targets[index];
+        assert_int_equal(heft_load_start(&options, &loads[index], &error), 0);
+    }
+    for (index = 0; index < 2; index++) {
+        struct heft_tensor tensor = {.size = sizeof(tensor)};
+        char *report;
+
+        assert_int_equal(heft_load_next(loads[index], 60000, &tensor, &error), 0);
+        assert_ptr_equal(tensor.address, targets[index].address);
+        for (at = 0; at < bytes; at++)
+            if (((uint8_t *)tensor.address)[at] != at / 4096 % 251)
+                fail_msg("byte %llu is wrong", (unsigned long long)at);
+        assert_int_equal(heft_load_next(loads[index], 60000, &tensor, &error), HEFT_ERR_NOT_FOUND);
+        assert_int_equal(heft_load_wait(loads[index], 60000, &error), 0);
+        report = heft_load_report(loads[index]);
+        assert_non_null(strstr(report, "\"share\""));
+        heft_free(report);
+    }
+    for (index = 0; index < 2; index++) {
+        heft_load_free(loads[index]);
+        free(targets[index].address);
+    }
+    (void)unlink(path);
+    (void)snprintf(path, sizeof(path), "rm -rf %s", folder);
+    assert_int_equal(system(path), 0);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -372,6 +515,8 @@ int main(void)
         cmocka_unit_test_setup_teardown(strides_of_an_empty_tensor_mean_nothing, setup, teardown),
         cmocka_unit_test_setup_teardown(a_second_replica_on_one_agent_is_refused_and_the_first_goes_on, setup,
                                         teardown),
+        cmocka_unit_test_setup_teardown(targets_are_handed_out_as_they_come, setup, teardown),
+        cmocka_unit_test(loads_of_a_host_share_what_they_hand_out_to_targets),
         cmocka_unit_test_setup_teardown(limits_of_any_size_neither_wrap_nor_end_at_once, setup, teardown),
     };
     return cmocka_run_group_tests_name("engine", tests, NULL, NULL);

@@ -8,6 +8,7 @@
 #include "base/digest.h"
 #include "base/error.h"
 #include "base/log.h"
+#include "space/cuda.h"
 #include "transport/object/object.h"
 
 #include <inttypes.h>
@@ -69,11 +70,9 @@ static int can_check(struct heft_checksums *c, struct object *object, const stru
     shown->kind = seen->checksum.kind;
     if (seen->checksum.kind == HEFT_CHECKSUM_NONE && !seen->may_tell)
         return leave_out(shown, "its store tells no checksum of it");
-    if (!o->addresses)
-        return leave_out(shown, "its bytes lie on a GPU");
     if (!seen->head)
         return leave_out(shown, "its header is too long to be kept");
-    if (o->is_window && !heft_checksum_composes(seen->checksum.kind))
+    if (o->is_window && (o->device >= 0 || !heft_checksum_composes(seen->checksum.kind)))
         return leave_out(shown, "its tensors are handed out as they come");
     for (tensor = object->first_tensor; tensor <= object->end_tensor; tensor++) {
         const struct heft_manifest_tensor *each =
@@ -101,8 +100,7 @@ static void find_tensors(struct heft_checksums *c, uint8_t *compared)
 
         if (entry->start)
             continue;
-        if (c->options.addresses)
-            c->where[entry->tensor] = c->options.addresses[entry->dst_index] + entry->dst_offset_bytes;
+        c->where[entry->tensor] = c->options.addresses[entry->dst_index] + entry->dst_offset_bytes;
         compared[entry->tensor] = c->options.expected_first && c->options.expected_first[index] != UINT64_MAX;
     }
 }
@@ -149,7 +147,7 @@ static void take_blocks(struct heft_checksums *c, const struct heft_piece_blocks
         uint64_t size = left < HEFT_BLOCK_BYTES ? left : HEFT_BLOCK_BYTES;
         enum block_state state = BLOCK_THERE;
 
-        if (heft_checksum_composes(kind)) {
+        if (heft_checksum_composes(kind) && c->options.device < 0) {
             c->crcs[index] = heft_crc(kind, at, size);
             state = BLOCK_HAS_CRC;
         }
@@ -186,6 +184,8 @@ struct sum {
     enum heft_checksum_kind kind;
     struct heft_checksum_state *state; /* NULL: a CRC */
     uint64_t crc;
+    uint8_t *block; /* what was read back from a GPU; NULL: it is none */
+    struct heft_error error;
 };
 
 static void sum_add(struct sum *sum, const void *data, uint64_t size)
@@ -220,6 +220,18 @@ static enum block_state wait_block(struct heft_checksums *c, uint64_t block)
     return state;
 }
 
+/* A block that is there; it may lie on a GPU. */
+static int sum_block(const struct heft_checksums *c, struct sum *sum, const uint8_t *at, uint64_t size)
+{
+    int rc = HEFT_OK;
+
+    if (sum->block)
+        rc = heft_cuda_read(c->options.device, (uintptr_t)at, sum->block, size, &sum->error);
+    if (!rc)
+        sum_add(sum, sum->block ? sum->block : at, size);
+    return rc;
+}
+
 static const char stopped_text[] = "the load ended before";
 
 /* The words why it can't be taken; NULL: it was. */
@@ -239,8 +251,8 @@ static const char *sum_tensor(struct heft_checksums *c, struct sum *sum, uint64_
             sum->crc = heft_crc_join(sum->kind, sum->crc, c->crcs[block], size);
         else if (c->options.is_window)
             return "its blocks came in pieces, and its tensors are handed out as they come";
-        else
-            sum_add(sum, at, size);
+        else if (sum_block(c, sum, at, size))
+            return sum->error.text;
         at += size;
         left -= size;
     }
@@ -298,7 +310,7 @@ static void set_outcome(struct heft_checksums *c, struct object *object, enum he
     (void)pthread_mutex_lock(&c->lock);
     object->shown.kind = kind;
     object->shown.checked = why == NULL;
-    (void)snprintf(object->shown.why, sizeof(object->shown.why), "%s", why ? why : "");
+    (void)snprintf(object->shown.why, sizeof(object->shown.why), "%.159s", why ? why : "");
     (void)pthread_mutex_unlock(&c->lock);
 }
 
@@ -332,7 +344,7 @@ static void check_object(struct heft_checksums *c, uint32_t index)
 {
     struct object *object = &c->objects[index];
     struct heft_checksum expected = {0}, found = {0};
-    struct sum sum = {0};
+    struct sum sum = {.error = HEFT_ERROR_INIT};
     char text[160];
     const char *why = expected_checksum(c, index, &expected, text);
 
@@ -341,8 +353,11 @@ static void check_object(struct heft_checksums *c, uint32_t index)
         __atomic_store_n(&object->kind, (uint32_t)sum.kind, __ATOMIC_RELEASE);
     else if (!why && !(sum.state = heft_checksum_begin(sum.kind)))
         why = "this system refuses to make its checksum";
+    if (!why && c->options.device >= 0 && !(sum.block = malloc(HEFT_BLOCK_BYTES)))
+        why = "out of memory";
     if (!why)
         why = sum_object(c, object, index, &sum);
+    free(sum.block);
     if (sum.state)
         heft_checksum_end(sum.state, why ? NULL : &found);
     else if (!why)

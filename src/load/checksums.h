@@ -27,8 +27,9 @@ struct heft_checked_object {
 struct heft_checksums_options {
     const struct heft_opened *opened; /* of objects; its manifest is the layout's reference */
     const struct heft_plan *plan;
-    uint8_t *const *addresses;      /* of the destinations, host memory; NULL: they lie elsewhere */
-    int is_window;                  /* a place is used again as soon as `next` was told of its chunk */
+    uint8_t *const *addresses; /* of the destinations */
+    int device;    /* the GPU on which they lie, and from which they are read back; -1: host memory */
+    int is_window; /* a place is used again as soon as `next` was told of its chunk */
     const uint64_t *expected_first; /* as the executor's; NULL: no block's digest is known */
     /* Told of each chunk afterwards; NULL: nobody. */
     void (*next)(void *context, uint64_t chunk);

@@ -98,7 +98,8 @@ int heft_load_start_checksums(struct heft_load *load, const struct heft_digest_t
     struct heft_checksums_options options = {
         .opened = load->found->opened,
         .plan = load->plan,
-        .addresses = load->device >= 0 ? NULL : addresses,
+        .addresses = addresses,
+        .device = load->device,
         .is_window = load->stream != NULL,
         .expected_first = tables->expected ? tables->expected_first : NULL,
         .next = *on_chunk,

@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The main job on GPUs, by the command line: over real GPUs, or over the driver without one (FAKE_CUDA=1, which meson
 sets with LD_LIBRARY_PATH). Digests are compared with those that hashlib makes from the files."""
+import hashlib
 import json
 import os
 import sys
@@ -141,6 +142,33 @@ def unverified_replicas_make_their_digests_on_the_gpu():
         return None
 
 
+def objects_on_a_gpu_are_compared_with_their_stores_checksums():
+    with f.Fleet() as fleet:
+        if gpus(fleet) == 0:
+            return "no GPU"
+        model = fleet.model(size="24M", shards_=2)
+        files = o.files_of(model, "/b/m")
+        name = next(n for n in files if n.endswith(".safetensors"))
+        etag = '"%s"' % hashlib.md5(files[name]).hexdigest()
+        with o.Scripted(files, lambda r: o.Fault(etag=etag) if r.path == name else None) as server:
+            data = bytearray(files[name])
+            data[len(data) // 2] ^= 1
+            files[name] = bytes(data)
+            env = {**server.env(), "NO_PROXY": "127.0.0.1"}
+            report = fleet.load("s3://b/m", "--device", "cuda:0", env=env, check=1)
+            assert report["error"]["code"] == "DIGEST" and "md5" in report["error"]["text"], report["error"]
+            files[name] = bytes(data[:len(data) // 2]) + bytes([data[len(data) // 2] ^ 1]) + bytes(data[len(data) // 2 + 1:])
+            report = fleet.load("s3://b/m", "--device", "cuda:0", env=env)
+            assert report["sha256"] == f.sha256_of_tensors(model)
+            assert [c["checked"] for c in report["checksums"]] == [True, True], report["checksums"]
+            report = fleet.load("s3://b/m", "--device", "cuda:0", env=env)
+            assert report["verified"]["blocks"] == report["verified"]["blocks_total"] > 0, report["verified"]
+            files[name] = bytes(data)
+            report = fleet.load("s3://b/m", "--device", "cuda:0", env=env, check=1)
+            assert report["error"]["code"] == "DIGEST" and "block" in report["error"]["text"], report["error"]
+        return None
+
+
 def a_killed_source_leaves_nothing_behind():
     with f.Fleet() as fleet:
         if gpus(fleet) == 0:
@@ -203,5 +231,5 @@ def the_plan_says_how():
 
 f.main([disk_to_gpu_to_gpu_and_back, rates_of_larger_loads, a_host_replica_is_a_source_for_gpus,
         what_no_transport_brings_to_a_gpu_goes_by_way_of_host_memory, unverified_replicas_make_their_digests_on_the_gpu,
-        a_killed_source_leaves_nothing_behind, more_than_the_gpu_has_is_refused, measured_limits_are_what_loads_are_held_against,
-        the_plan_says_how])
+        objects_on_a_gpu_are_compared_with_their_stores_checksums, a_killed_source_leaves_nothing_behind,
+        more_than_the_gpu_has_is_refused, measured_limits_are_what_loads_are_held_against, the_plan_says_how])

@@ -1,11 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * CRCs are reflected and taken eight bytes at a time by tables ("slicing by 8", Kounavis and Berry); CRC-32C
- * by the processor's instruction where it has one. The digests are OpenSSL's.
+ * CRCs are reflected and taken eight bytes at a time by tables ("slicing by 8", Kounavis and Berry); where
+ * the processor can, CRC-32C by its instruction and the others by folding with carry-less products (Gopal et
+ * al., "Fast CRC Computation for Generic Polynomials Using PCLMULQDQ Instruction"). The digests are
+ * OpenSSL's.
  */
 #include "base/checksum.h"
 
 #include <openssl/evp.h>
+
+#ifdef __x86_64__
+#include <immintrin.h>
+#endif
 
 #include <pthread.h>
 #include <stdlib.h>
@@ -22,6 +28,9 @@ static const uint64_t polynomials[HEFT_CHECKSUM_KINDS] = {
 static uint64_t tables[HEFT_CHECKSUM_KINDS][SLICES][256];
 /* x^(8 * 2^k) modulo the polynomial, the coefficient of x^0 in the highest bit: 2^k bytes further. */
 static uint64_t powers[HEFT_CHECKSUM_KINDS][64];
+/* Folding: x^(bits + 63) and x^(bits - 1) modulo the polynomial, for 512 and 128 bits further; the
+ * coefficient of x^0 in the highest of 64 bits. */
+static uint64_t folds[HEFT_CHECKSUM_KINDS][2][2];
 static pthread_once_t tables_once = PTHREAD_ONCE_INIT;
 
 static unsigned width_of(enum heft_checksum_kind kind)
@@ -51,6 +60,31 @@ static void make_powers(enum heft_checksum_kind kind)
         powers[kind][power] = multiply(kind, powers[kind][power - 1], powers[kind][power - 1]);
 }
 
+/* x^exponent, from x^0 on by the bytes and bits of the exponent. */
+static uint64_t power_of_x(enum heft_checksum_kind kind, unsigned exponent)
+{
+    uint64_t power = (uint64_t)1 << (width_of(kind) - 1);
+    unsigned bit;
+
+    for (bit = 0; bit < 32; bit++)
+        if (exponent / 8 >> bit & 1)
+            power = multiply(kind, power, powers[kind][bit]);
+    for (bit = 0; bit < exponent % 8; bit++)
+        power = power & 1 ? power >> 1 ^ polynomials[kind] : power >> 1;
+    return power;
+}
+
+static void make_folds(enum heft_checksum_kind kind)
+{
+    static const unsigned bits[2] = {512, 128};
+    unsigned step, shift = 64 - width_of(kind);
+
+    for (step = 0; step < 2; step++) {
+        folds[kind][step][0] = power_of_x(kind, bits[step] + 63) << shift;
+        folds[kind][step][1] = power_of_x(kind, bits[step] - 1) << shift;
+    }
+}
+
 static void make_tables(void)
 {
     int kind, slice, byte, bit;
@@ -69,8 +103,10 @@ static void make_tables(void)
 
                 tables[kind][slice][byte] = crc >> 8 ^ tables[kind][0][crc & 255];
             }
-        if (polynomials[kind])
+        if (polynomials[kind]) {
             make_powers((enum heft_checksum_kind)kind);
+            make_folds((enum heft_checksum_kind)kind);
+        }
     }
 }
 
@@ -104,6 +140,42 @@ __attribute__((target("sse4.2"))) static uint64_t crc32c_by_instruction(uint64_t
         crc = __builtin_ia32_crc32qi((uint32_t)crc, *at++);
     return crc;
 }
+
+/* 16 bytes, so many bits further on, added to those that lie there. */
+__attribute__((target("pclmul,sse2"))) static inline __m128i fold(__m128i bytes, __m128i by, __m128i there)
+{
+    __m128i first = _mm_clmulepi64_si128(bytes, by, 0x00), second = _mm_clmulepi64_si128(bytes, by, 0x11);
+
+    return _mm_xor_si128(_mm_xor_si128(first, second), there);
+}
+
+/* At least 64 bytes: four lanes of 16 are folded over the data, then over each other; 16 bytes that have the
+ * same CRC are left. */
+__attribute__((target("pclmul,sse2"))) static uint64_t
+crc_by_folds(enum heft_checksum_kind kind, uint64_t crc, const uint8_t *at, size_t size)
+{
+    const __m128i *from = (const void *)at;
+    const __m128i far = _mm_loadu_si128((const void *)folds[kind][0]);
+    const __m128i near = _mm_loadu_si128((const void *)folds[kind][1]);
+    __m128i lanes[4], left;
+    uint8_t last[16];
+    int lane;
+
+    for (lane = 0; lane < 4; lane++)
+        lanes[lane] = _mm_loadu_si128(from++);
+    lanes[0] = _mm_xor_si128(lanes[0], _mm_set_epi64x(0, (long long)crc));
+    for (size -= 64; size >= 64; size -= 64)
+        for (lane = 0; lane < 4; lane++)
+            lanes[lane] = fold(lanes[lane], far, _mm_loadu_si128(from++));
+    left = lanes[0];
+    for (lane = 1; lane < 4; lane++)
+        left = fold(left, near, lanes[lane]);
+    for (; size >= 16; size -= 16)
+        left = fold(left, near, _mm_loadu_si128(from++));
+    _mm_storeu_si128((void *)last, left);
+    crc = crc_by_tables(tables[kind], 0, last, sizeof(last));
+    return crc_by_tables(tables[kind], crc, (const void *)from, size);
+}
 #endif
 
 static uint64_t crc_add(enum heft_checksum_kind kind, uint64_t crc, const uint8_t *at, size_t size)
@@ -111,6 +183,8 @@ static uint64_t crc_add(enum heft_checksum_kind kind, uint64_t crc, const uint8_
 #ifdef __x86_64__
     if (kind == HEFT_CHECKSUM_CRC32C && __builtin_cpu_supports("sse4.2"))
         return crc32c_by_instruction(crc, at, size);
+    if (size >= 64 && __builtin_cpu_supports("pclmul"))
+        return crc_by_folds(kind, crc, at, size);
 #endif
     return crc_by_tables(tables[kind], crc, at, size);
 }

@@ -23,7 +23,7 @@
 #define LOOK_NS (20 * HEFT_NS_PER_MS)     /* between two looks into a log */
 #define SILENT_NS (3000 * HEFT_NS_PER_MS) /* no answer for so long: what it has can't be had now */
 #define IDLE_NS (1000 * HEFT_NS_PER_MS)   /* without a claim for so long: it keeps no part */
-#define TAKE_SHARE 8u                     /* of the window is taken over from others at a time */
+#define TAKE_SHARE 8u                     /* one in so many chunks is taken over from others at a time */
 #define LOG_BATCH 4096u                   /* entries read at a time */
 #define WAIT_SLICE_MS 20u
 
@@ -252,6 +252,7 @@ static void *reader_main(void *argument)
         (void)pthread_mutex_lock(&fleet->lock);
         if (rc || peer->seen != seen || !fleet->is_ready)
             (void)pthread_cond_signal(&fleet->changed);
+        peer->read_ns = heft_now_ns();
         is_over = rc || is_stopping(fleet) || peer->is_lost;
         peer->is_lost |= rc != HEFT_OK;
         (void)pthread_mutex_unlock(&fleet->lock);
@@ -406,26 +407,39 @@ static uint64_t spare_chunks(const struct heft_fleet *fleet, const struct fleet_
 
     if (fleet->summary.is_late && anybody_reads(fleet))
         return 0; /* they do not see what this load claims */
-    if (!keeps_part(part->owner))
-        return part->count;
     for (at = 0; at < part->count; at++)
         left += (uint64_t)is_free(fleet, fleet->items[part->first + at]);
+    if (!keeps_part(part->owner))
+        return left;
     return left > fleet->window ? left - fleet->window : 0;
 }
 
-/* A few at a time: what several loads take over from one they shall see in each other's logs. */
-static uint64_t take_others(struct heft_fleet *fleet)
+/* Every log was read since this load took over something: what the others claimed then is known. */
+static int has_seen_claims(const struct heft_fleet *fleet)
 {
-    uint64_t taken = 0, most = fleet->window / TAKE_SHARE + 1, now = heft_now_ns();
     uint32_t index;
 
-    if (now - fleet->took_ns < LOOK_NS)
+    for (index = 0; index < fleet->peer_count; index++)
+        if (is_reading(&fleet->peers[index]) && fleet->peers[index].read_ns < fleet->took_ns + LOOK_NS)
+            return 0;
+    return 1;
+}
+
+/* A share of what is left at a time: what several loads take over from one they shall see in each other's
+ * logs. */
+static uint64_t take_others(struct heft_fleet *fleet)
+{
+    uint64_t taken = 0, now = heft_now_ns();
+    uint32_t index;
+
+    if (now - fleet->took_ns < LOOK_NS || !has_seen_claims(fleet))
         return 0;
-    for (index = 1; index < fleet->part_count; index++) {
+    for (index = 1; index < fleet->part_count && fleet->asked < fleet->window; index++) {
         const struct fleet_part *part = &fleet->parts[index];
         uint64_t spare = spare_chunks(fleet, part), at;
 
-        for (at = 0; at < part->count && taken < most && spare > 0 && fleet->asked < fleet->window; at++) {
+        spare = (spare + TAKE_SHARE - 1) / TAKE_SHARE;
+        for (at = 0; at < part->count && spare > 0 && fleet->asked < fleet->window; at++) {
             uint64_t chunk = fleet->items[part->first + (part->start + at) % part->count];
 
             if (!is_free(fleet, chunk))

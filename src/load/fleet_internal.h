@@ -60,9 +60,9 @@ struct fleet_peer {
     uint64_t *digests;    /* likewise */
     uint64_t open_claims; /* chunks that it claimed and does not have */
     int is_lost, is_silent, is_stuck, is_idle, judged;
-    unsigned planned_seen; /* times its log was read since it has said whom it takes from */
-    struct fleet_log log;  /* as it was read last */
-    uint64_t answered_ns, news_ns;
+    unsigned planned_seen;                  /* times its log was read since it has said whom it takes from */
+    struct fleet_log log;                   /* as it was read last */
+    uint64_t answered_ns, news_ns, read_ns; /* read: all of it */
     /* The reading thread's own: */
     pthread_t thread;
     int thread_started;

@@ -145,7 +145,7 @@ def one_killed_at_random_and_the_others_finish_right():
                     report = loads.end(name)
                     assert report["sha256"] == store.digests, (round_, name)
             # Once, and the dead one's quarter at most; a busy machine may add to it.
-            assert store.read() <= 2 * store.size, (round_, store.read(), store.size)
+            assert store.read() <= 1.6 * store.size, (round_, store.read(), store.size)
 
 
 def a_late_one_takes_from_the_others():

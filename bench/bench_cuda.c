@@ -2,7 +2,7 @@
 /*
  * What the cuda transport reaches, beside what the driver's own copies reach in the same run.
  *
- *   bench_cuda [SECTION...]      sections: bulk list budget single host file digest process
+ *   bench_cuda [SECTION...]      sections: bulk list batch budget single host file digest process
  *
  * Tab-separated: section, what, size, GB/s (or us), the driver's own beside, ratio. Medians. Bytes are random
  * (a pattern) and checked after each measurement by digests on the GPU.
@@ -13,6 +13,7 @@
 #include "space/cuda_memory.h"
 #include <heft/agent.h>
 
+#include <dlfcn.h>
 #include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -312,6 +313,120 @@ static void indexed(struct heft_agent *agent, struct memory *local, struct memor
     row("list", text, (double)item * ITEMS / median(times, ROUNDS) / 1e9, 0, "GB/s");
 }
 
+/* ---- the driver's own lists ---- */
+
+struct batch_attributes { /* CUmemcpyAttributes */
+    int order;
+    struct heft_cu_location from, to;
+    unsigned flags;
+};
+typedef heft_cu_result (*batch_fn)(heft_cu_pointer *to, heft_cu_pointer *from, size_t *sizes, size_t count,
+                                   struct batch_attributes *attributes, size_t *first, size_t kinds,
+                                   heft_cu_stream stream);
+
+/* NULL: the driver has none (before CUDA 13.0 it takes another argument). The library does not use it. */
+static batch_fn find_batch(void)
+{
+    void *library = dlopen("libcuda.so.1", RTLD_NOW), *symbol;
+    batch_fn function = NULL;
+
+    symbol = library ? dlsym(library, "cuMemcpyBatchAsync_v2") : NULL;
+    memcpy(&function, &symbol, sizeof(function));
+    return function;
+}
+
+enum { BATCH_MOST = 8192 };
+
+/* One list by the driver: in one call, or one by one; seconds, median. */
+static double driver_list(batch_fn batch, heft_cu_pointer *to, heft_cu_pointer *from, size_t *sizes,
+                          size_t count)
+{
+    enum { ROUNDS = 9 };
+    struct batch_attributes attributes = {.order = 1}; /* as the stream has it */
+    static heft_cu_stream stream;
+    static heft_cu_event event;
+    size_t first = 0, index;
+    double times[ROUNDS];
+    int round;
+
+    TRY(heft_cuda_enter(0, &error));
+    if (!stream) {
+        TRY(cu->stream_create(&stream, HEFT_CU_STREAM_NON_BLOCKING));
+        TRY(cu->event_create(&event, HEFT_CU_EVENT_DISABLE_TIMING));
+    }
+    for (round = -2; round < ROUNDS; round++) {
+        double begin = now();
+
+        if (batch)
+            TRY(batch(to, from, sizes, count, &attributes, &first, 1, stream));
+        else
+            for (index = 0; index < count; index++)
+                TRY(cu->memcpy_async(to[index], from[index], sizes[index], stream));
+        TRY(cu->event_record(event, stream));
+        wait_event(event);
+        if (round >= 0)
+            times[round] = now() - begin;
+    }
+    heft_cuda_leave();
+    return median(times, ROUNDS);
+}
+
+/* Lists of medium items: ours beside the driver's list and its copies one by one. */
+static void batch(struct heft_agent *agent, const char *what, struct memory *local,
+                  struct heft_region *remote, uint64_t remote_address, uint64_t space, uint64_t item)
+{
+    static heft_cu_pointer to[BATCH_MOST], from[BATCH_MOST];
+    static size_t sizes[BATCH_MOST];
+    static struct heft_run runs[BATCH_MOST];
+    batch_fn function = find_batch();
+    uint64_t count = space / item / 2, index;
+    double ours, single;
+    char text[96];
+
+    count = count > BATCH_MOST ? BATCH_MOST : count;
+    for (index = 0; index < count; index++) { /* every second place, so that no two are neighbours */
+        uint64_t at = index * 2 * item;
+
+        runs[index] = (struct heft_run){local->region, at, heft_region_id(remote), at, item, 1, 0, 0};
+        to[index] = local->address + at;
+        from[index] = remote_address + at;
+        sizes[index] = item;
+    }
+    ours = time_runs(agent, NULL, HEFT_OP_READ, runs, count, 9);
+    single = driver_list(NULL, to, from, sizes, count);
+    (void)snprintf(text, sizeof(text), "%s, %llu x %llu KiB, beside one by one", what,
+                   (unsigned long long)count, (unsigned long long)item >> 10);
+    row("batch", text, (double)(item * count) / ours / 1e9, (double)(item * count) / single / 1e9, "GB/s");
+    if (!function)
+        return;
+    single = driver_list(function, to, from, sizes, count);
+    (void)snprintf(text, sizeof(text), "%s, %llu x %llu KiB, beside cuMemcpyBatchAsync", what,
+                   (unsigned long long)count, (unsigned long long)item >> 10);
+    row("batch", text, (double)(item * count) / ours / 1e9, (double)(item * count) / single / 1e9, "GB/s");
+}
+
+static void batches(struct heft_agent *agent, struct memory *here, struct memory *there)
+{
+    struct heft_region_options options = HEFT_REGION_OPTIONS_INIT;
+    uint64_t size = big < GIB ? big : GIB, item;
+    struct heft_region *region;
+    void *pinned = NULL;
+
+    for (item = 64 << 10; item <= 16 * MIB && item <= size / 4; item *= 4)
+        batch(agent, "GPU to GPU", here, there->region, there->address, size, item);
+    TRY(heft_cuda_enter(0, &error));
+    TRY(cu->host_alloc(&pinned, size, HEFT_CU_HOST_ALLOC_PORTABLE));
+    memset(pinned, 3, size);
+    options.address = pinned;
+    options.length_bytes = size;
+    TRY(heft_region_register(agent, &options, &region, &error));
+    for (item = 16 << 10; item <= 4 * MIB && item <= size / 4; item *= 4)
+        batch(agent, "pinned to GPU", here, region, (uintptr_t)pinned, size, item);
+    TRY(heft_region_deregister(region, &error));
+    TRY(cu->host_free(pinned));
+    heft_cuda_leave();
+}
+
 /* How many processors it takes. */
 static void budget(uint32_t processors)
 {
@@ -541,6 +656,8 @@ int main(int argc, char **argv)
     if (wanted(argc, argv, "list"))
         for (item = 512; item <= 65536; item *= 8)
             indexed(agent, &here, &there, item);
+    if (wanted(argc, argv, "batch"))
+        batches(agent, &here, &there);
     if (wanted(argc, argv, "budget"))
         for (item = 8; item <= 128; item *= 2)
             budget((uint32_t)item);

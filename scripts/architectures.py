@@ -153,4 +153,69 @@ def phi3():
     return c, t
 
 
+# One rank of models as they are served: attention and dense layers divided among the ranks, experts spread over them.
+
+def llama_3_3_70b(ranks, layers=80, divide=1):
+    hidden, inter, vocab = 8192 // divide, 28672 // divide // ranks, 128256 // divide // ranks
+    c = config_of("LlamaForCausalLM", "llama", layers, 64 // ranks, max(1, 8 // ranks), 128 // divide, hidden)
+    t = list(ends(vocab, hidden))
+    for i in range(layers):
+        t += attention(f"model.layers.{i}.", c, hidden)
+        t += mlp(f"model.layers.{i}.mlp.", hidden, inter)
+    return c, t
+
+
+def qwen3_235b(ranks, layers=94, divide=1):
+    hidden, inter, experts = 4096 // divide, 1536 // divide, 128
+    c = config_of("Qwen3MoeForCausalLM", "qwen3_moe", layers, 64 // ranks, max(1, 4 // ranks), 128 // divide, hidden,
+                  num_experts=experts)
+    t = list(ends(151936 // divide // ranks, hidden))
+    for i in range(layers):
+        p = f"model.layers.{i}."
+        t += attention(p, c, hidden, norms=True)
+        t.append((p + "mlp.gate.weight", "BF16", (experts, hidden)))
+        for e in range(experts // ranks):
+            t += mlp(p + f"mlp.experts.{e}.", hidden, inter)
+    return c, t
+
+
+def deepseek_v3_671b(ranks, layers=61, divide=1):
+    hidden, vocab, experts, block = 7168 // divide, 129280 // divide // ranks, 256, 128
+    heads, nope, rope, v = 128 // ranks, 128 // divide, 64 // divide, 128 // divide
+    q_lora, kv_lora, inter, dense = 1536 // divide, 512 // divide, 2048 // divide, 18432 // divide // ranks
+    c = config_of("DeepseekV3ForCausalLM", "deepseek_v3", layers, heads, heads, nope + rope, hidden,
+                  n_routed_experts=experts,
+                  quantization_config={"quant_method": "fp8", "weight_block_size": [block, block]})
+    t = list(ends(vocab, hidden))
+
+    def fp8(name, rows, columns):
+        t.append((name + ".weight", "F8_E4M3", (rows, columns)))
+        t.append((name + ".weight_scale_inv", "F32", (-(-rows // block), -(-columns // block))))
+
+    def fp8_mlp(p, rows):
+        fp8(p + "gate_proj", rows, hidden)
+        fp8(p + "up_proj", rows, hidden)
+        fp8(p + "down_proj", hidden, rows)
+
+    for i in range(layers):
+        p = f"model.layers.{i}."
+        fp8(p + "self_attn.q_a_proj", q_lora, hidden)
+        fp8(p + "self_attn.q_b_proj", heads * (nope + rope), q_lora)
+        fp8(p + "self_attn.kv_a_proj_with_mqa", kv_lora + rope, hidden)
+        fp8(p + "self_attn.kv_b_proj", heads * (nope + v), kv_lora)
+        fp8(p + "self_attn.o_proj", hidden, heads * v)
+        t += [(p + "self_attn.q_a_layernorm.weight", "BF16", (q_lora,)),
+              (p + "self_attn.kv_a_layernorm.weight", "BF16", (kv_lora,)),
+              (p + "input_layernorm.weight", "BF16", (hidden,)), (p + "post_attention_layernorm.weight", "BF16", (hidden,))]
+        if i < 3:
+            fp8_mlp(p + "mlp.", dense)
+            continue
+        t += [(p + "mlp.gate.weight", "BF16", (experts, hidden)), (p + "mlp.gate.e_score_correction_bias", "F32", (experts,))]
+        fp8_mlp(p + "mlp.shared_experts.", max(1, inter // ranks))
+        for e in range(experts // ranks):
+            fp8_mlp(p + f"mlp.experts.{e}.", inter)
+    return c, t
+
+
+RANKS = {f.__name__: f for f in (deepseek_v3_671b, llama_3_3_70b, qwen3_235b)}
 ALL = {f.__name__: f for f in (llama, qwen2, qwen3_moe, mixtral, deepseek_v3, gpt_oss, phi3)}

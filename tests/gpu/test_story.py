@@ -5,6 +5,9 @@ sets with LD_LIBRARY_PATH). Digests are compared with those that hashlib makes f
 import hashlib
 import json
 import os
+import shutil
+import signal
+import subprocess
 import sys
 import time
 
@@ -13,6 +16,7 @@ import fleet as f  # noqa: E402
 import object_servers as o  # noqa: E402
 
 FAKE = "FAKE_CUDA" in os.environ
+LOADS = os.path.join(os.environ.get("HEFT_BUILD", "build"), "tests/gpu/gpu_loads")
 SIZE = os.environ.get("HEFT_TEST_SIZE", "24M" if FAKE else "4G")
 
 
@@ -189,6 +193,68 @@ def a_killed_source_leaves_nothing_behind():
         return None
 
 
+def a_killed_target_leaves_the_source_and_the_memory_as_they_were():
+    with f.Fleet() as fleet:
+        if gpus(fleet) == 0:
+            return "no GPU"
+        model, directory = fleet.model(size=SIZE), "file:" + fleet.path("fleet.json")
+        fleet.serve(model, "one", directory, "--device", "cuda:0").line("serving as")
+        expected = f.sha256_of_tensors(model)
+        for moment in range(3 if FAKE else 2):
+            for stop in ("kill", "interrupt"):
+                two = fleet.start("two", f.HEFT, "load", model, "--device", "cuda:0", "--source", "peer", "--directory",
+                                  directory, "--json", "--quiet", "--chunk", "256K")
+                time.sleep(0.03 + 0.15 * moment)
+                if stop == "kill":
+                    two.kill()
+                elif two.running():
+                    two.process.send_signal(signal.SIGINT)
+                    two.wait()
+        report = fleet.load(model, "--device", "cuda:0", "--source", "peer", "--directory", directory)
+        assert report["sha256"] == expected and routes(report) == ["cuda"]
+        return None
+
+
+def hundreds_of_loads_in_a_row_leave_no_memory_behind():
+    with f.Fleet() as fleet:
+        if gpus(fleet) == 0:
+            return "no GPU"
+        model, rounds = fleet.model(size="8M" if FAKE else "256M"), "60" if FAKE else "200"
+        env = {**os.environ, **fleet.env, **({"FAKE_CUDA_BYTES": str(64 << 20)} if FAKE else {})}
+        done = subprocess.run([LOADS, model, rounds], env=env, capture_output=True, timeout=120, text=True)
+        print("    " + done.stdout.strip(), flush=True)
+        assert done.returncode == 0, done.stdout + done.stderr
+        return None
+
+
+def tables_of_real_models_go_from_gpu_to_gpu():
+    """One rank each, of its real size where the GPU is real: source and target on one GPU."""
+    with f.Fleet() as fleet:
+        if gpus(fleet) == 0:
+            return "no GPU"
+        for table, ranks in (("deepseek_v3_671b", 32), ("llama_3_3_70b", 8), ("qwen3_235b", 32)):
+            model, directory = fleet.path(table), "file:" + fleet.path(table + ".json")
+            small = ["--layers", "4", "--divide", "32"] if FAKE else []
+            begin = time.monotonic()
+            subprocess.run([sys.executable, os.path.join(f.ROOT, "scripts", "make-model"), model, "--table", table, "--ranks",
+                            str(ranks), *small], check=True, stdout=subprocess.DEVNULL)
+            made = time.monotonic() - begin
+            server = fleet.serve(model, table, directory, "--device", "cuda:0", "--source", "file")
+            server.line("serving as")
+            code, out, err = fleet.run("load", model, "--json", "--quiet", "--device", "cuda:0", "--source", "peer",
+                                       "--directory", directory, limit=120)
+            assert code == 0, err
+            report = json.loads(out)
+            assert routes(report) == ["cuda"] and report["verified"]["blocks"] == report["verified"]["blocks_total"] > 0
+            if FAKE:
+                assert fleet.load(model, "--source", "peer", "--directory", directory)["sha256"] == f.sha256_of_tensors(model)
+            server.kill()
+            said(f"{table}, rank of {ranks}, {sum(os.path.getsize(os.path.join(model, x)) for x in os.listdir(model)) / 1e9:.2f}"
+                 f" GB (made in {made:.0f} s)", report)
+            shutil.rmtree(model)
+        return None
+
+
 def more_than_the_gpu_has_is_refused():
     with f.Fleet() as fleet:
         if not FAKE:
@@ -232,4 +298,6 @@ def the_plan_says_how():
 f.main([disk_to_gpu_to_gpu_and_back, rates_of_larger_loads, a_host_replica_is_a_source_for_gpus,
         what_no_transport_brings_to_a_gpu_goes_by_way_of_host_memory, unverified_replicas_make_their_digests_on_the_gpu,
         objects_on_a_gpu_are_compared_with_their_stores_checksums, a_killed_source_leaves_nothing_behind,
-        more_than_the_gpu_has_is_refused, measured_limits_are_what_loads_are_held_against, the_plan_says_how])
+        a_killed_target_leaves_the_source_and_the_memory_as_they_were, hundreds_of_loads_in_a_row_leave_no_memory_behind,
+        tables_of_real_models_go_from_gpu_to_gpu, more_than_the_gpu_has_is_refused,
+        measured_limits_are_what_loads_are_held_against, the_plan_says_how])

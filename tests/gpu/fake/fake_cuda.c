@@ -478,6 +478,23 @@ API(cuMemcpyDtoH_v2)(void *to, heft_cu_pointer from, size_t bytes)
     LOCKED(copy_bytes((uintptr_t)to, from, bytes));
 }
 
+struct attributes {
+    int order;
+    struct heft_cu_location from, to;
+    unsigned flags;
+};
+API(cuMemcpyBatchAsync_v2)
+(heft_cu_pointer *to, heft_cu_pointer *from, size_t *sizes, size_t count, struct attributes *attributes,
+ size_t *first, size_t kinds, heft_cu_stream stream)
+{
+    heft_cu_result rc = count && kinds == 1 && first[0] == 0 && attributes[0].order == 1 ? 0 : 1;
+    size_t index;
+
+    for (index = 0; index < count && !rc; index++)
+        rc = cuMemcpyAsync(to[index], from[index], sizes[index], stream);
+    return rc;
+}
+
 static heft_cu_result host_locked(void **pointer_out, size_t bytes)
 {
     struct memory *m = new_memory();

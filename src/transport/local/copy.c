@@ -12,6 +12,7 @@
 #include <limits.h>
 #include <string.h>
 #include <sys/uio.h>
+#include <unistd.h>
 
 #define LOOK_AHEAD 12 /* pieces whose cache lines are asked for before their turn */
 
@@ -348,5 +349,54 @@ int local_copy(struct local_endpoint *endpoint, const struct heft_claim *claim, 
     if (rc == 0 && at.attached && !local_peer_alive(endpoint))
         rc = attach_failed(&at.copy, ESRCH);
     count_bytes(&at.copy, 0, 1);
+    return rc;
+}
+
+/* ---- one piece ---- */
+
+/* Through the file of the peer's memory, which costs less than an attach, and which ends with the process: it
+ * can't be that of the pid's next owner. */
+static int copy_by_file(const struct copy *copy, int memory, char *here, uint64_t there, uint64_t left)
+{
+    while (left > 0) {
+        ssize_t moved = copy->op->kind == HEFT_OP_READ ? pread(memory, here, left, (off_t)there)
+                                                       : pwrite(memory, here, left, (off_t)there);
+
+        if (moved < 0 && errno == EINTR)
+            continue;
+        if (moved <= 0)
+            return attach_failed(copy, moved == 0 ? ESRCH : errno == EIO ? EFAULT : errno);
+        here += moved;
+        there += (uint64_t)moved;
+        left -= (uint64_t)moved;
+    }
+    return 0;
+}
+
+int local_copy_piece(struct local_endpoint *endpoint, struct heft_transport_op *op, struct heft_error *error)
+{
+    const struct heft_move *move = op->moves;
+    struct copy copy = {endpoint, op, 0, error};
+    int rc, memory = __atomic_load_n(&endpoint->memory, __ATOMIC_ACQUIRE);
+    uint64_t length = move->length_bytes;
+    char *here, *there;
+
+    if (length == 0)
+        return HEFT_ERR_AGAIN;
+    rc = check_move(&copy, move, &there);
+    if (rc == 0 && there == NULL && memory < 0)
+        return HEFT_ERR_AGAIN;
+    here = (char *)move->local->address + move->local_offset_bytes;
+    if (rc == 0 && there == NULL)
+        rc = copy_by_file(&copy, memory, here, (uintptr_t)move->remote->address + move->remote_offset_bytes,
+                          length);
+    else if (rc == 0 && op->kind == HEFT_OP_READ)
+        copy_small(here, there + move->remote_offset_bytes, length);
+    else if (rc == 0)
+        copy_small(there + move->remote_offset_bytes, here, length);
+    if (rc == 0)
+        __atomic_store_n(&op->done_bytes, length, __ATOMIC_RELEASE);
+    else
+        op->failed_move = 0;
     return rc;
 }

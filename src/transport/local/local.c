@@ -116,6 +116,8 @@ static void drop_ref(struct local_endpoint *endpoint)
         return;
     if (endpoint->pidfd >= 0)
         (void)close(endpoint->pidfd);
+    if (endpoint->memory >= 0)
+        (void)close(endpoint->memory);
     heft_opqueue_free(&endpoint->queue);
     pthread_mutex_destroy(&endpoint->remotes_lock);
     free(endpoint);
@@ -193,7 +195,7 @@ static int local_connect(struct heft_transport *opened, const struct heft_transp
         return heft_error_set(error, HEFT_ERR_NO_MEMORY, "no memory for a local endpoint");
     endpoint->transport = transport;
     endpoint->refs = 1;
-    endpoint->pidfd = -1;
+    endpoint->pidfd = endpoint->memory = -1;
     heft_opqueue_init(&endpoint->queue);
     pthread_mutex_init(&endpoint->remotes_lock, NULL);
     for (uint32_t i = 0; i < transport->workers; i++) {
@@ -256,10 +258,13 @@ static int local_move(struct heft_endpoint *opened, struct heft_transport_op *op
 {
     struct local_endpoint *endpoint = endpoint_of(opened);
     struct heft_claim claim = {.op = op, .bytes = op->total_bytes};
+    int rc = HEFT_ERR_AGAIN;
 
     if (op->total_bytes > LOCAL_INLINE_BYTES || __atomic_load_n(&endpoint->queue.failed, __ATOMIC_ACQUIRE))
         return HEFT_ERR_AGAIN;
-    return local_copy(endpoint, &claim, &op->failed_move, error);
+    if (op->move_count == 1 && op->moves->count == 1 && op->total_bytes <= LOCAL_SMALL_BYTES)
+        rc = local_copy_piece(endpoint, op, error);
+    return rc == HEFT_ERR_AGAIN ? local_copy(endpoint, &claim, &op->failed_move, error) : rc;
 }
 
 static int local_post(struct heft_endpoint *opened, struct heft_transport_op *op, struct heft_error *error)

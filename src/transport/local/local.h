@@ -68,6 +68,7 @@ struct local_endpoint {
     struct local_remote *remotes; /* under it: what disconnect still has to unmap */
     int has_peer, same_host;
     int pid, pidfd; /* pidfd -1: unknown; it tells that `pid` still names the process it named at connect */
+    int memory;     /* atomic: /proc's file of that process's memory; -1: not opened, or it can't be */
     char name[256];
     struct local_runner runners[];
 };
@@ -78,6 +79,8 @@ int local_remote_add(struct local_endpoint *endpoint, struct heft_transport_regi
 void local_remote_remove(struct local_endpoint *endpoint, struct heft_transport_region *region);
 /* For an endpoint without operations: lets go of what was not removed. */
 void local_remotes_free(struct local_endpoint *endpoint);
+/* One short single piece, as local_copy; AGAIN: it can't be done this way. */
+int local_copy_piece(struct local_endpoint *endpoint, struct heft_transport_op *op, struct heft_error *error);
 /* 1 while the process behind the endpoint's pid is the one that was connected to. */
 int local_peer_alive(const struct local_endpoint *endpoint);
 

@@ -12,6 +12,7 @@
 #include "base/error.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <poll.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -19,6 +20,7 @@
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <sys/uio.h>
+#include <unistd.h>
 
 #define HUGE_PAGE_BYTES ((uint64_t)2 << 20)
 
@@ -122,8 +124,43 @@ static void explain_refusal(struct local_remote *remote, int errno_value)
                        strerror(errno_value));
 }
 
+/* The number of the pidfd's process where this /proc was mounted, which may be another pid namespace. 0: it
+ * is not told. */
+static int number_in_proc(int pidfd)
+{
+    char path[64], line[64];
+    int number = 0;
+    FILE *file;
+
+    (void)snprintf(path, sizeof(path), "/proc/self/fdinfo/%d", pidfd);
+    file = fopen(path, "re");
+    while (file != NULL && number == 0 && fgets(line, sizeof(line), file) != NULL)
+        if (strncmp(line, "Pid:", 4) == 0)
+            number = (int)strtol(line + 4, NULL, 10);
+    if (file != NULL)
+        (void)fclose(file);
+    return number > 0 ? number : 0;
+}
+
+/* Alive afterwards, the process had its number all the time: the file is its own. */
+static void open_memory(struct local_endpoint *endpoint)
+{
+    int number = endpoint->memory < 0 && endpoint->pidfd >= 0 ? number_in_proc(endpoint->pidfd) : 0, memory;
+    char path[64];
+
+    if (number == 0)
+        return;
+    (void)snprintf(path, sizeof(path), "/proc/%d/mem", number);
+    memory = open(path, O_RDWR | O_CLOEXEC);
+    if (memory >= 0 && !local_peer_alive(endpoint)) {
+        (void)close(memory);
+        memory = -1;
+    }
+    __atomic_store_n(&endpoint->memory, memory, __ATOMIC_RELEASE);
+}
+
 /* Reads the region's first and last byte the way its bytes would be read. */
-static int probe_attach(const struct local_endpoint *endpoint, struct local_remote *remote,
+static int probe_attach(struct local_endpoint *endpoint, struct local_remote *remote,
                         const struct heft_transport_region *region)
 {
     char bytes[2];
@@ -146,6 +183,7 @@ static int probe_attach(const struct local_endpoint *endpoint, struct local_remo
         explain_refusal(remote, got < 0 ? errno : EFAULT);
         return -1;
     }
+    open_memory(endpoint);
     remote->mode = LOCAL_ATTACHED;
     remote->writable = 1;
     (void)snprintf(remote->reason, sizeof(remote->reason),

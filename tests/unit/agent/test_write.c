@@ -14,6 +14,7 @@
 #define INNER_BYTES 65536u
 #define ALL_BYTES (INNER_BYTES + 2 * GUARD_BYTES)
 #define FAR_BYTES ((uint64_t)5 << 30)
+#define FAR_UNMAPPED_AT ((uint64_t)1 << 20)
 #define FAR_AT (((uint64_t)4 << 30) - INNER_BYTES / 2) /* a window across 4 GiB */
 
 enum { SHARED = 0, PLAIN = 1, READ_ONLY = 2, FAR = 3 };
@@ -108,6 +109,12 @@ static int serve_main(const char *listen)
     while (read(0, &command, 1) == 1) {
         if (command == 'x') {
             int rc = heft_region_deregister(serving.regions[PLAIN], NULL);
+
+            other_write(1, &rc, sizeof(rc));
+            continue;
+        }
+        if (command == 'u') {
+            int rc = munmap(serving.far_bytes + FAR_UNMAPPED_AT, GUARD_BYTES);
 
             other_write(1, &rc, sizeof(rc));
             continue;
@@ -485,12 +492,71 @@ static void an_agent_closes_though_a_writer_is_frozen(void **state)
     other_end(&frozen.other, SIGKILL);
 }
 
+/* The short way of one piece to memory that can't be mapped. */
+static int write_piece(struct writer *writer, int region, uint64_t at, uint64_t length)
+{
+    struct heft_xfer_options options = HEFT_XFER_OPTIONS_INIT;
+    struct heft_run run = {.local_region = writer->region,
+                           .local_offset_bytes = 3,
+                           .remote_region = writer->served.regions[region],
+                           .remote_offset_bytes = at,
+                           .length_bytes = length,
+                           .count = 1};
+    struct heft_xfer_result result = {.size = sizeof(result)};
+    struct heft_xfer *xfer = NULL;
+    int rc;
+
+    options.flags = HEFT_XFER_INLINE;
+    options.require = "local";
+    rc = heft_xfer_create(writer->agent, HEFT_OP_WRITE, writer->peer, &run, 1, &options, &xfer, NULL);
+    if (rc)
+        return rc;
+    rc = heft_xfer_post(xfer, NULL);
+    if (!rc)
+        rc = heft_xfer_wait(xfer, 20000);
+    heft_xfer_get_result(xfer, &result);
+    assert_int_equal(result.bytes, rc ? 0 : length);
+    assert_int_equal(heft_xfer_release(xfer), 0);
+    return rc;
+}
+
+static void single_pieces_by_cross_memory_attach(void **state)
+{
+    static const uint64_t lengths[] = {1, 7, 8, 63, 64, 65, 4095, 4096, 4097};
+    static struct writer writer;
+    uint64_t at = 1;
+    size_t index;
+    int rc;
+
+    (void)state;
+    writer_open(&writer, "unix");
+    for (index = 0; index < INNER_BYTES; index++)
+        writer.source[index] = (uint8_t)(index * 29 + 1);
+    for (index = 0; index < sizeof(lengths) / sizeof(lengths[0]); index++) {
+        assert_int_equal(write_piece(&writer, PLAIN, at, lengths[index]), 0);
+        memcpy(writer.model + GUARD_BYTES + at, writer.source + 3, lengths[index]);
+        at += lengths[index] + 4000;
+    }
+    other_say(&writer.other, 'p');
+    other_read(writer.other.out, writer.seen, ALL_BYTES);
+    assert_memory_equal(writer.seen, writer.model, ALL_BYTES);
+    other_say(&writer.other, 'u');
+    other_read(writer.other.out, &rc, sizeof(rc));
+    assert_int_equal(rc, 0);
+    assert_int_equal(write_piece(&writer, FAR, FAR_UNMAPPED_AT + 8, 8), HEFT_ERR_STALE);
+    assert_int_equal(write_piece(&writer, FAR, FAR_UNMAPPED_AT - 8, 8), 0);
+    other_end(&writer.other, SIGKILL);
+    assert_int_equal(write_piece(&writer, FAR, FAR_UNMAPPED_AT - 8, 8), HEFT_ERR_PEER_LOST);
+    assert_int_equal(heft_agent_close(writer.agent, NULL), 0);
+}
+
 int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(into_a_shared_mapping),
         cmocka_unit_test(by_cross_memory_attach),
         cmocka_unit_test(by_cross_memory_attach_across_4_gib),
+        cmocka_unit_test(single_pieces_by_cross_memory_attach),
         cmocka_unit_test(over_unix_sockets),
         cmocka_unit_test(over_tcp),
         cmocka_unit_test(over_tcp_across_4_gib),

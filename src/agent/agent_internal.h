@@ -13,7 +13,8 @@
  *
  * Locks, outer to inner: peer->connect_lock, peer->map_lock, xfer->lock, then one of peer->lock,
  * agent->region_lock, agent->active_lock, agent->event_lock. No callback and no call of a transport that may
- * wait runs under the last five.
+ * wait runs under the last five. The briefest post (xfer_run.c) holds peer->lock and tries region_lock inside
+ * it, without waiting.
  */
 #ifndef HEFT_AGENT_INTERNAL_H
 #define HEFT_AGENT_INTERNAL_H

@@ -543,21 +543,29 @@ static int is_awaited_still(const struct heft_counter *counter, uint64_t transfe
     return counter->count < transfers && !counter->status;
 }
 
-/* event_lock held. */
-static void await(struct heft_counter *counter, uint64_t transfers, uint64_t until_ns)
+/* Rung for what comes. event_lock held, as for the next. */
+static void sleep_for(struct heft_counter *counter, uint64_t transfers, uint64_t timeout_ms)
 {
     struct heft_agent *agent = counter->agent;
-    struct heft_spin spin = {0};
+    uint64_t until_ns = heft_deadline_after_ms(timeout_ms);
     int rc = 0;
 
-    counter->waiters++;
-    while (is_awaited_still(counter, transfers) && counter->inbox && counter->inbox->ring.shared &&
-           heft_inbox_spin(agent, &spin))
-        drain(counter);
     want_bell(counter);
     while (is_awaited_still(counter, transfers) && !rc)
         rc = heft_agent_wait(agent, &counter->cond, &agent->event_lock, until_ns);
     want_bell_no_more(counter);
+}
+
+static void await(struct heft_counter *counter, uint64_t transfers, uint64_t timeout_ms)
+{
+    uint64_t spin_until_ns = 0;
+
+    counter->waiters++;
+    while (is_awaited_still(counter, transfers) && counter->inbox && counter->inbox->ring.shared &&
+           heft_inbox_spin(counter->inbox, &spin_until_ns))
+        drain(counter);
+    if (is_awaited_still(counter, transfers))
+        sleep_for(counter, transfers, timeout_ms);
     counter->waiters--;
 }
 
@@ -565,7 +573,6 @@ int heft_counter_wait(struct heft_counter *counter, uint64_t transfers, uint64_t
                       struct heft_error *error)
 {
     struct heft_agent *agent = counter->agent;
-    uint64_t until_ns = timeout_ms ? heft_deadline_after_ms(timeout_ms) : 0;
     int rc;
 
     if (heft_agent_forked(agent))
@@ -577,11 +584,12 @@ int heft_counter_wait(struct heft_counter *counter, uint64_t transfers, uint64_t
     drain(counter);
     counter->taking = 0;
     if (is_awaited_still(counter, transfers) && timeout_ms)
-        await(counter, transfers, until_ns);
+        await(counter, transfers, timeout_ms);
     if (counter->count >= transfers) {
         counter->count -= transfers;
         rc = 0;
-        wake(counter); /* its descriptor */
+        if (counter->fd >= 0)
+            wake(counter);
     } else if (counter->status) {
         rc = counter->status;
         if (error)

@@ -116,10 +116,7 @@ void heft_inbox_end(struct heft_inbox *inbox, int code, const char *why)
 
     (void)pthread_mutex_lock(&agent->event_lock);
     heft_inbox_drain(inbox);
-    if (inbox->ring.shared) {
-        heft_ring_close(&inbox->ring);
-        agent->ring_count--;
-    }
+    heft_inbox_close_ring(inbox);
     if (inbox->wake_unsent >= 0)
         (void)close(inbox->wake_unsent);
     inbox->wake_unsent = -1;
@@ -305,15 +302,12 @@ static struct heft_innote *pop(struct heft_agent *agent)
     return note;
 }
 
-/* 0, or AGAIN once it is too late. event_lock held. */
-static int await_note(struct heft_agent *agent, uint64_t until_ns)
+/* 0, or AGAIN once it is too late. event_lock held, as for the next. */
+static int sleep_for_note(struct heft_agent *agent, uint64_t timeout_ms)
 {
-    struct heft_spin spin = {0};
+    uint64_t until_ns = heft_deadline_after_ms(timeout_ms);
     int rc = 0;
 
-    while (!agent->note_first && !agent->events_closed && agent->ring_count && !agent->rings_are_many &&
-           heft_inbox_spin(agent, &spin))
-        heft_inboxes_drain(agent);
     agent->bells++;
     heft_inboxes_arm(agent);
     while (!agent->note_first && !agent->events_closed && !rc)
@@ -322,10 +316,19 @@ static int await_note(struct heft_agent *agent, uint64_t until_ns)
     return rc;
 }
 
+static int await_note(struct heft_agent *agent, uint64_t timeout_ms)
+{
+    uint64_t spin_until_ns = 0;
+
+    while (!agent->note_first && !agent->events_closed && agent->ring_count && !agent->rings_are_many &&
+           heft_inboxes_spin(agent, &spin_until_ns))
+        heft_inboxes_drain(agent);
+    return agent->note_first ? 0 : sleep_for_note(agent, timeout_ms);
+}
+
 int heft_agent_next_notification(struct heft_agent *agent, struct heft_notification *notification_out,
                                  uint64_t timeout_ms)
 {
-    uint64_t until_ns = timeout_ms ? heft_deadline_after_ms(timeout_ms) : 0;
     size_t size = notification_out->size;
     struct heft_innote *note;
     int rc = 0;
@@ -341,7 +344,7 @@ int heft_agent_next_notification(struct heft_agent *agent, struct heft_notificat
     if (!agent->note_first)
         heft_inboxes_drain(agent);
     if (!agent->note_first && timeout_ms)
-        rc = await_note(agent, until_ns);
+        rc = await_note(agent, timeout_ms);
     if (!agent->note_first) {
         rc = agent->events_closed ? HEFT_ERR_CANCELED : HEFT_ERR_AGAIN;
         (void)pthread_mutex_unlock(&agent->event_lock);

@@ -43,6 +43,8 @@ struct heft_inbox {
     struct heft_table counts;    /* struct heft_count */
     uint32_t early;              /* of them, without a counter object */
     struct heft_ring ring;       /* shared NULL: none */
+    struct heft_ring left_ring;  /* of an ended connection, while somebody looks at it */
+    uint32_t lookers;            /* who look at the ring without the lock */
     uint32_t note_frames;        /* NOTIFY frames that came */
     uint32_t bells;              /* reasons to be rung: of its counters */
     struct heft_counter *wanted; /* whose descriptor the peer rings by itself */
@@ -92,12 +94,12 @@ void heft_inbox_arm(struct heft_inbox *inbox);
 /* The same for all, if they are few enough to be looked at: else they are armed. */
 void heft_inboxes_drain(struct heft_agent *agent);
 void heft_inboxes_arm(struct heft_agent *agent);
-/* One more look for who waits, the lock given back for a moment: 1; 0: it is time to sleep. */
-struct heft_spin {
-    uint64_t until_ns; /* 0 at first */
-    uint32_t looks;
-};
-int heft_inbox_spin(struct heft_agent *agent, struct heft_spin *spin);
+/* Looks for a while for who waits, the lock given back meanwhile: 1; 0: it is time to sleep. until_ns: 0 at
+ * first. The second looks at the rings of all connections. */
+int heft_inbox_spin(struct heft_inbox *inbox, uint64_t *until_ns);
+int heft_inboxes_spin(struct heft_agent *agent, uint64_t *until_ns);
+/* inring.c: the ring is not used any more. */
+void heft_inbox_close_ring(struct heft_inbox *inbox);
 /* inbox.c: what one record says. 0, or why the connection must end. */
 int heft_inbox_take_record(struct heft_inbox *inbox, const struct heft_ring_record *record,
                            const char **why_out);

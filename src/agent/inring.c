@@ -4,8 +4,8 @@
 
 #include "base/clock.h"
 
-#define PAUSES 1 /* of up to 140 cycles each */
-#define LOOKS_PER_CLOCK 8
+#define LOOKS_PER_PAUSE 16 /* a pause takes up to 140 cycles */
+#define PAUSES_PER_LOCK 8
 
 void heft_inbox_drain(struct heft_inbox *inbox)
 {
@@ -108,31 +108,88 @@ int heft_inbox_broken(struct heft_inbox *inbox, const char **why_out)
     return rc;
 }
 
+/* ---- looking ---- */
+
 static void pause_a_little(void)
 {
-    int turn;
-
-    for (turn = 0; turn < PAUSES; turn++) {
 #if defined(__x86_64__)
-        __builtin_ia32_pause();
+    __builtin_ia32_pause();
 #else
-        __asm__ volatile("" ::: "memory");
+    __asm__ volatile("" ::: "memory");
 #endif
-    }
 }
 
-int heft_inbox_spin(struct heft_agent *agent, struct heft_spin *spin)
+static int is_time_left(uint64_t *until_ns)
 {
-    if (spin->looks++ % LOOKS_PER_CLOCK == 0) {
-        uint64_t now_ns = heft_now_ns();
+    uint64_t now_ns = heft_now_ns();
 
-        if (!spin->until_ns)
-            spin->until_ns = now_ns + HEFT_INBOX_SPIN_NS;
-        if (now_ns > spin->until_ns)
-            return 0;
+    if (!*until_ns)
+        *until_ns = now_ns + HEFT_INBOX_SPIN_NS;
+    return now_ns <= *until_ns;
+}
+
+/* 1: the record came; 0: not for a few hundred nanoseconds. */
+static int look_at(struct heft_ring_sight sight)
+{
+    int pauses, looks;
+
+    for (pauses = 0; pauses < PAUSES_PER_LOCK; pauses++) {
+        for (looks = 0; looks < LOOKS_PER_PAUSE; looks++)
+            if (heft_ring_is_there(sight))
+                return 1;
+        pause_a_little();
     }
+    return 0;
+}
+
+int heft_inbox_spin(struct heft_inbox *inbox, uint64_t *until_ns)
+{
+    struct heft_ring_sight sight = heft_ring_next_sight(&inbox->ring);
+    struct heft_agent *agent = inbox->agent;
+    int found;
+
+    inbox->refs++; /* whoever keeps it may let go of it meanwhile */
+    inbox->lookers++;
+    (void)pthread_mutex_unlock(&agent->event_lock);
+    found = look_at(sight);
+    (void)pthread_mutex_lock(&agent->event_lock);
+    if (--inbox->lookers == 0)
+        heft_ring_close(&inbox->left_ring);
+    heft_inbox_unref(inbox);
+    return found || is_time_left(until_ns);
+}
+
+/* The one ring that there is to look at, or NULL. */
+static struct heft_inbox *only_ring(const struct heft_agent *agent)
+{
+    struct heft_inbox *inbox = agent->inbox_first;
+
+    while (agent->ring_count == 1 && inbox && !inbox->ring.shared)
+        inbox = inbox->next;
+    return agent->ring_count == 1 ? inbox : NULL;
+}
+
+int heft_inboxes_spin(struct heft_agent *agent, uint64_t *until_ns)
+{
+    struct heft_inbox *inbox = only_ring(agent);
+
+    if (inbox)
+        return heft_inbox_spin(inbox, until_ns);
     (void)pthread_mutex_unlock(&agent->event_lock);
     pause_a_little();
     (void)pthread_mutex_lock(&agent->event_lock);
-    return 1;
+    return is_time_left(until_ns);
+}
+
+void heft_inbox_close_ring(struct heft_inbox *inbox)
+{
+    if (!inbox->ring.shared)
+        return;
+    inbox->agent->ring_count--;
+    if (!inbox->lookers) {
+        heft_ring_close(&inbox->ring);
+        return;
+    }
+    inbox->left_ring = inbox->ring; /* who looks last closes it */
+    inbox->ring.shared = NULL;
 }

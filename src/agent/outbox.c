@@ -120,6 +120,26 @@ static int tell_or_queue(struct heft_peer *peer, struct heft_xfer *xfer)
     return 0;
 }
 
+int heft_outbox_has_room(const struct heft_xfer *xfer)
+{
+    struct heft_peer *peer = xfer->peer;
+    size_t size = xfer->tells & HEFT_TELL_NOTE ? xfer->note.size : 0;
+
+    if (!peer->ring.shared || peer->out_counts.first)
+        return 0;
+    if ((xfer->tells & HEFT_TELL_NOTE) &&
+        (peer->out_notes.first || size + HEFT_WIRE_NOTIFICATION_COST_BYTES > peer->credit_bytes))
+        return 0;
+    return heft_ring_has_room(&peer->ring, (uint32_t)size);
+}
+
+void heft_outbox_tell(struct heft_xfer *xfer)
+{
+    int told = tell_or_queue(xfer->peer, xfer);
+
+    HEFT_ASSERT(told);
+}
+
 int heft_outbox_add_xfer(struct heft_xfer *xfer, struct heft_error *error)
 {
     struct heft_peer *peer = xfer->peer;

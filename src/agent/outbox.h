@@ -28,6 +28,10 @@ struct heft_outnote {
 
 /* Tells what the transfer tells: 1; queues it: 0; or the peer's status and its error: it is lost. */
 int heft_outbox_add_xfer(struct heft_xfer *xfer, struct heft_error *error);
+/* Both with peer->lock held. 1: the peer's ring takes what the transfer tells, until somebody else writes.
+ * Then: tells it. */
+int heft_outbox_has_room(const struct heft_xfer *xfer);
+void heft_outbox_tell(struct heft_xfer *xfer);
 /* 1: it was still waiting and is out of the queue now. xfer->lock held. */
 int heft_outbox_remove(struct heft_xfer *xfer);
 /* Whether the peer takes notifications and counts, and this one; on a peer that is connected. */

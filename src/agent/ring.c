@@ -142,6 +142,11 @@ static int has_room(struct heft_ring *ring, uint32_t want)
     return ring->next - ring->tail <= cells && ring->next + want - ring->tail <= cells;
 }
 
+int heft_ring_has_room(struct heft_ring *ring, uint32_t size)
+{
+    return has_room(ring, cells_of(size) + 1);
+}
+
 /* The first cell's bytes were taken; the rest go to those behind it. */
 static void put_more(const struct heft_ring *ring, const uint8_t *from, uint32_t left)
 {
@@ -221,6 +226,14 @@ int heft_ring_peek(const struct heft_ring *ring, struct heft_ring_record *record
     record_out->size = size;
     memcpy(&record_out->value, first->data, sizeof(record_out->value));
     return 1;
+}
+
+struct heft_ring_sight heft_ring_next_sight(const struct heft_ring *ring)
+{
+    struct heft_ring_sight sight = {&ring->shared->cells[ring->next & ring->mask].word,
+                                    (uint32_t)(ring->next + 1)};
+
+    return sight;
 }
 
 void heft_ring_take(struct heft_ring *ring, const struct heft_ring_record *record, void *data_out)

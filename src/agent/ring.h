@@ -53,11 +53,23 @@ int heft_ring_create(struct heft_ring *ring_out, int fds_out[HEFT_RING_FDS], str
  * or that can be shortened. */
 int heft_ring_open(uint32_t layout, uint32_t cells, const int fds[HEFT_RING_FDS], struct heft_ring *ring_out);
 void heft_ring_close(struct heft_ring *ring);
+/* 1: a record of `size` bytes and one without fit now, so the next two of that kind will be put. */
+int heft_ring_has_room(struct heft_ring *ring, uint32_t size);
 /* 1 when the record is there; 0: no room. Everything this thread wrote before is seen by who sees it. */
 int heft_ring_put(struct heft_ring *ring, enum heft_ring_kind kind, uint32_t value, const void *data,
                   uint32_t size);
 /* 1 with the next record, which stays; 0: none now; PROTOCOL. */
 int heft_ring_peek(const struct heft_ring *ring, struct heft_ring_record *record_out);
+/* What tells of the next record; it may be looked at without the callers' lock while the ring stays open. */
+struct heft_ring_sight {
+    const uint64_t *word;
+    uint32_t number;
+};
+struct heft_ring_sight heft_ring_next_sight(const struct heft_ring *ring);
+static inline int heft_ring_is_there(struct heft_ring_sight sight)
+{
+    return (uint32_t)(__atomic_load_n(sight.word, __ATOMIC_RELAXED) >> 32) == sight.number;
+}
 /* Copies the bytes of the record that was seen and goes on behind it; the room is the writer's again. */
 void heft_ring_take(struct heft_ring *ring, const struct heft_ring_record *record, void *data_out);
 /* The bell's socket is readable: empties it. */

@@ -51,10 +51,11 @@ struct heft_xfer {
     pthread_cond_t cond;
     /* Under lock (state is looked at without it, too: it is written atomically): */
     enum heft_xfer_state state;
-    uint32_t holds; /* calls into the transport about this operation */
-    int posting;    /* the transport may not know it yet: cancel must wait */
-    int done;       /* the transport said done */
-    int telling;    /* and the peer is still to be told */
+    int ended_status; /* atomic, written before TERMINAL: what a poll answers then */
+    uint32_t holds;   /* calls into the transport about this operation */
+    int posting;      /* the transport may not know it yet: cancel must wait */
+    int done;         /* the transport said done */
+    int telling;      /* and the peer is still to be told */
     int done_status;
     struct heft_error done_error;
     int cancel_code; /* why it was asked to end; 0: it was not */

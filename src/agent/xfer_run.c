@@ -12,6 +12,8 @@
 /* The transfer whose callback runs on this thread: it may wait for that one without waiting for itself. */
 static __thread struct heft_xfer *in_callback;
 
+#define BRIEF_BYTES 4096u /* moved under the peer's lock */
+
 /* ---- pins ---- */
 
 /* All that a post uses: those of the runs, and where a word is raised. */
@@ -222,6 +224,13 @@ static void not_busy(struct heft_xfer *xfer)
     (void)__atomic_sub_fetch(&xfer->agent->busy, 1, __ATOMIC_ACQ_REL);
 }
 
+/* xfer->lock held. */
+static void become_terminal(struct heft_xfer *xfer)
+{
+    __atomic_store_n(&xfer->ended_status, xfer->result.status, __ATOMIC_RELAXED);
+    __atomic_store_n(&xfer->state, HEFT_XFER_TERMINAL, __ATOMIC_RELEASE);
+}
+
 /* The transfer becomes terminal and its callback runs, outside locks. Afterwards only this completion's own
  * reference keeps the transfer: the callback, or anybody else, may have posted or released it. */
 static void run_callback(struct heft_xfer *xfer)
@@ -230,7 +239,7 @@ static void run_callback(struct heft_xfer *xfer)
     struct heft_xfer_result result;
 
     (void)pthread_mutex_lock(&xfer->lock);
-    __atomic_store_n(&xfer->state, HEFT_XFER_TERMINAL, __ATOMIC_RELEASE);
+    become_terminal(xfer);
     xfer->callbacks++;
     result = xfer->result;
     heft_events_finished(xfer);
@@ -275,7 +284,7 @@ static void finish(struct heft_xfer *xfer, int inline_ok)
     }
     not_busy(xfer);
     (void)pthread_mutex_lock(&xfer->lock);
-    __atomic_store_n(&xfer->state, HEFT_XFER_TERMINAL, __ATOMIC_RELEASE);
+    become_terminal(xfer);
     heft_events_finished(xfer);
     (void)pthread_cond_broadcast(&xfer->cond);
     (void)pthread_mutex_unlock(&xfer->lock);
@@ -283,15 +292,29 @@ static void finish(struct heft_xfer *xfer, int inline_ok)
     heft_xfer_unref(xfer);
 }
 
+static void count_whole(struct heft_xfer *xfer)
+{
+    (void)pthread_mutex_lock(&xfer->agent->active_lock);
+    heft_stats_add_locked(&heft_xfer_stats(xfer)->begun, 1);
+    count_end(xfer);
+    (void)pthread_mutex_unlock(&xfer->agent->active_lock);
+}
+
+/* The last step of one without a callback that was never listed; with the lock, which is given back. */
+static void end_quietly(struct heft_xfer *xfer)
+{
+    become_terminal(xfer);
+    heft_events_finished(xfer);
+    heft_events_wake_any(xfer->agent);
+    (void)pthread_mutex_unlock(&xfer->lock); /* and whoever sees the end may release it */
+}
+
 /* As finish, for one that was never listed; with the lock, which is given back. */
 static void end_now(struct heft_xfer *xfer)
 {
     unpin_regions(xfer);
     leave_peer(xfer, xfer->done_status);
-    (void)pthread_mutex_lock(&xfer->agent->active_lock);
-    heft_stats_add_locked(&heft_xfer_stats(xfer)->begun, 1);
-    count_end(xfer);
-    (void)pthread_mutex_unlock(&xfer->agent->active_lock);
+    count_whole(xfer);
     if (xfer->options.on_done) {
         (void)__atomic_add_fetch(&xfer->refs, 1, __ATOMIC_RELAXED);
         (void)pthread_mutex_unlock(&xfer->lock);
@@ -300,10 +323,7 @@ static void end_now(struct heft_xfer *xfer)
         return;
     }
     not_busy(xfer);
-    __atomic_store_n(&xfer->state, HEFT_XFER_TERMINAL, __ATOMIC_RELEASE);
-    heft_events_finished(xfer);
-    heft_events_wake_any(xfer->agent);
-    (void)pthread_mutex_unlock(&xfer->lock); /* and whoever sees the end may release it */
+    end_quietly(xfer);
 }
 
 /* All bytes arrived, but the peer could not be told. xfer->lock held. */
@@ -401,7 +421,6 @@ static void begin(struct heft_xfer *xfer)
                                           .move_count = xfer->move_count,
                                           .total_bytes = xfer->total_bytes,
                                           .flags = xfer->options.flags,
-                                          .id = __atomic_add_fetch(&agent->next_xfer_id, 1, __ATOMIC_RELAXED),
                                           .failed_move = -1,
                                           .done = op_done,
                                           .kept = &xfer->kept,
@@ -424,7 +443,7 @@ static void begin(struct heft_xfer *xfer)
     result->error.code = 0;
     result->error.text[0] = 0;
     result->reason = xfer->route_reason;
-    (void)__atomic_add_fetch(&agent->busy, 1, __ATOMIC_ACQ_REL);
+    xfer->done = xfer->telling = xfer->cancel_code = 0;
 }
 
 /* From here on its deadlines run. */
@@ -470,7 +489,7 @@ static void undo(struct heft_xfer *xfer, int status, const struct heft_error *er
     xfer->result.status = status;
     xfer->result.error = *error;
     xfer->result.end_ns = heft_now_ns();
-    __atomic_store_n(&xfer->state, HEFT_XFER_TERMINAL, __ATOMIC_RELEASE);
+    become_terminal(xfer);
     (void)pthread_cond_broadcast(&xfer->cond);
     (void)pthread_mutex_unlock(&xfer->lock);
 }
@@ -487,6 +506,87 @@ static void after_post(struct heft_xfer *xfer, struct heft_endpoint *endpoint)
     if (cancel)
         xfer->agent->transports[xfer->slot->index].ops.cancel(endpoint, &xfer->op);
     drop_hold(xfer);
+}
+
+/* The transport has moved all, or says why not. */
+static void set_done(struct heft_xfer *xfer, int status)
+{
+    struct heft_error *error = &xfer->done_error;
+
+    xfer->done = 1;
+    xfer->done_status = status;
+    if (status && !error->text[0])
+        (void)snprintf(error->text, sizeof(error->text), "%s", heft_error_text(status));
+}
+
+static int is_brief(const struct heft_xfer *xfer)
+{
+    const struct heft_move *move = xfer->moves;
+
+    if (xfer->options.on_done || xfer->move_count > 1)
+        return 0;
+    return !xfer->move_count ||
+           ((xfer->options.flags & HEFT_XFER_INLINE) && xfer->total_bytes <= BRIEF_BYTES &&
+            move->count == 1 && move->local->space == HEFT_SPACE_HOST &&
+            move->remote->space == HEFT_SPACE_HOST);
+}
+
+/* AGAIN: a region is not to be had at once, or the transport would not. peer->lock held; in place of pins,
+ * region_lock keeps the regions, but is not waited for inside the other lock. */
+static int move_briefly(struct heft_xfer *xfer)
+{
+    struct heft_agent *agent = xfer->agent;
+    int status = 0;
+    size_t index;
+
+    if (!xfer->move_count)
+        return 0;
+    if (pthread_mutex_trylock(&agent->region_lock))
+        return HEFT_ERR_AGAIN;
+    for (index = 0; index < xfer->region_count; index++)
+        if (xfer->regions[index]->state != HEFT_REGION_LIVE)
+            status = HEFT_ERR_AGAIN;
+    if (!status)
+        status =
+            agent->transports[xfer->slot->index].ops.move(xfer->slot->endpoint, &xfer->op, &xfer->done_error);
+    (void)pthread_mutex_unlock(&agent->region_lock);
+    return status;
+}
+
+/*
+ * The briefest way, for one small piece of host memory: everything from the first check until the peer was
+ * told happens under the peer's lock, so nothing has to be held, counted as active, or let go of. 1: it was
+ * posted, and xfer->lock given back. 0: not so; the other ways find out why.
+ */
+static int post_briefly(struct heft_xfer *xfer)
+{
+    struct heft_peer *peer = xfer->peer;
+    struct heft_slot *slot = xfer->move_count ? xfer->slot : NULL;
+    int status = HEFT_ERR_AGAIN;
+
+    begin(xfer);
+    xfer->done_error.code = 0;
+    xfer->done_error.text[0] = 0;
+    (void)pthread_mutex_lock(&peer->lock);
+    if (!peer->status && !peer->closing && (!xfer->move_count || (slot && slot->endpoint)) &&
+        (!xfer->tells || heft_outbox_has_room(xfer)))
+        status = move_briefly(xfer);
+    if (status == HEFT_ERR_AGAIN) {
+        (void)pthread_mutex_unlock(&peer->lock);
+        return 0;
+    }
+    set_done(xfer, status);
+    if (xfer->tells && !status &&
+        __atomic_load_n(&xfer->op.done_bytes, __ATOMIC_RELAXED) == xfer->total_bytes)
+        heft_outbox_tell(xfer);
+    if (slot && (breaks_endpoint(status) || status == 0))
+        slot->broken = status != 0;
+    (void)pthread_mutex_unlock(&peer->lock);
+    set_result(xfer);
+    count_whole(xfer);
+    heft_events_forget(xfer);
+    end_quietly(xfer);
+    return 1;
 }
 
 /*
@@ -506,10 +606,7 @@ static int post_now(struct heft_xfer *xfer, struct heft_endpoint *endpoint)
         status = xfer->agent->transports[xfer->slot->index].ops.move(endpoint, &xfer->op, error);
     if (status == HEFT_ERR_AGAIN)
         return 0;
-    xfer->done = 1;
-    xfer->done_status = status;
-    if (status && !error->text[0])
-        (void)snprintf(error->text, sizeof(error->text), "%s", heft_error_text(status));
+    set_done(xfer, status);
     set_result(xfer);
     if (xfer->tells && !xfer->result.status) {
         struct heft_error untold;
@@ -544,6 +641,8 @@ int heft_xfer_post(struct heft_xfer *xfer, struct heft_error *error)
         (void)pthread_mutex_unlock(&xfer->lock);
         return heft_error_set(error, HEFT_ERR_STATE, "the transfer is active already");
     }
+    if (is_brief(xfer) && post_briefly(xfer))
+        return 0;
     rc = enter_peer(xfer, &endpoint, error);
     if (!rc) {
         rc = pin_regions(xfer, error);
@@ -556,8 +655,9 @@ int heft_xfer_post(struct heft_xfer *xfer, struct heft_error *error)
     }
     heft_events_forget(xfer);
     __atomic_store_n(&xfer->state, HEFT_XFER_ACTIVE, __ATOMIC_RELEASE);
-    xfer->done = xfer->telling = xfer->cancel_code = 0;
     begin(xfer);
+    xfer->op.id = __atomic_add_fetch(&xfer->agent->next_xfer_id, 1, __ATOMIC_RELAXED);
+    (void)__atomic_add_fetch(&xfer->agent->busy, 1, __ATOMIC_ACQ_REL);
     if (((xfer->options.flags & HEFT_XFER_INLINE) || !xfer->move_count) && post_now(xfer, endpoint))
         return 0;
     xfer->posting = 1;
@@ -642,17 +742,15 @@ static int status_of(const struct heft_xfer *xfer)
 
 int heft_xfer_poll(struct heft_xfer *xfer)
 {
-    int status;
+    enum heft_xfer_state state;
 
     if (heft_agent_forked(xfer->agent))
         return HEFT_ERR_STATE;
     /* Without the lock: who looks again and again must not hold up whoever ends it. */
-    if (__atomic_load_n(&xfer->state, __ATOMIC_ACQUIRE) == HEFT_XFER_ACTIVE)
-        return HEFT_ERR_AGAIN;
-    (void)pthread_mutex_lock(&xfer->lock);
-    status = status_of(xfer);
-    (void)pthread_mutex_unlock(&xfer->lock);
-    return status;
+    state = __atomic_load_n(&xfer->state, __ATOMIC_ACQUIRE);
+    if (state == HEFT_XFER_TERMINAL)
+        return __atomic_load_n(&xfer->ended_status, __ATOMIC_RELAXED);
+    return state == HEFT_XFER_ACTIVE ? HEFT_ERR_AGAIN : HEFT_ERR_STATE;
 }
 
 int heft_xfer_look(struct heft_xfer *xfer)

@@ -640,6 +640,53 @@ static void a_frozen_reader_holds_nobody_up_and_misses_nothing(void **state)
     other_end(&other, 0);
 }
 
+/* Who looks at the ring without a lock has its memory until it looks away. */
+static void a_connection_ends_while_its_ring_is_looked_at(void **state)
+{
+    struct pair *pair = *state;
+    int round;
+
+    for (round = 0; round < 40; round++) {
+        struct heft_counter *counter = open_counter(pair->server);
+        struct sleeper sleeper = {.counter = counter, .transfers = 1};
+        pthread_t thread;
+
+        assert_int_equal(pthread_create(&thread, NULL, sleep_for_it, &sleeper), 0);
+        (void)usleep(random_below(120));
+        assert_int_equal(heft_peer_close(pair->peer, NULL), 0);
+        assert_int_equal(pthread_join(thread, NULL), 0);
+        assert_int_equal(sleeper.rc, HEFT_ERR_PEER_LOST);
+        assert_int_equal(heft_counter_close(counter, NULL), 0);
+        pair->peer = connect_to(pair->client, pair->server);
+    }
+}
+
+/* A full ring: what is told waits, and the transfer is active until it was. */
+static void what_the_ring_has_no_room_for_is_told_later(void **state)
+{
+    struct pair *pair = *state;
+    struct heft_xfer *xfer = counting_write(pair->client, pair->peer);
+    struct heft_counter *counter;
+    uint32_t posts;
+
+    (void)pthread_mutex_lock(&pair->server->event_lock); /* nobody there takes anything */
+    for (posts = 0; posts < HEFT_RING_CELLS - 1; posts++) {
+        assert_int_equal(heft_xfer_post(xfer, NULL), 0);
+        assert_int_equal(heft_xfer_poll(xfer), 0);
+    }
+    assert_int_equal(heft_ring_has_room(&pair->peer->ring, 0), 0); /* for one, but not for two */
+    (void)pthread_mutex_unlock(&pair->server->event_lock);
+    for (; posts < HEFT_RING_CELLS + 20; posts++) {
+        assert_int_equal(heft_xfer_post(xfer, NULL), 0);
+        assert_int_equal(heft_xfer_wait(xfer, 20000), 0);
+    }
+    counter = open_counter(pair->server);
+    assert_int_equal(heft_counter_wait(counter, posts, 20000, NULL), 0);
+    assert_int_equal(heft_counter_count(counter), 0);
+    assert_int_equal(heft_counter_close(counter, NULL), 0);
+    assert_int_equal(heft_xfer_release(xfer), 0);
+}
+
 #define PAIR(test) cmocka_unit_test_setup_teardown(test, setup, teardown)
 
 int main(int argc, char **argv)
@@ -661,6 +708,8 @@ int main(int argc, char **argv)
         PAIR(a_notification_that_waits_for_no_frame_stops_only_its_peer),
         PAIR(more_rings_than_are_looked_at_ring),
         PAIR(many_threads_write_and_many_wait),
+        PAIR(a_connection_ends_while_its_ring_is_looked_at),
+        PAIR(what_the_ring_has_no_room_for_is_told_later),
         cmocka_unit_test(what_a_killed_writer_left_in_the_ring_is_taken),
         cmocka_unit_test(a_frozen_reader_holds_nobody_up_and_misses_nothing),
     };

@@ -5,6 +5,7 @@ import collections
 import hashlib
 import hmac
 import http.client
+import importlib.util
 import os
 import shutil
 import socket
@@ -108,34 +109,13 @@ def sign(method, host, path, query, keys, payload, region="us-east-1"):
             "x-amz-date": now, "x-amz-content-sha256": digest}
 
 
-class Seaweed:
-    """A SeaweedFS with an S3 gateway that checks signatures."""
-    keys = ("test-key", "test-secret/of+letters")
+class S3Service:
+    """A service that speaks S3 on loopback and has a bucket named models."""
 
-    def __init__(self, fleet):
-        self.dir = fleet.path("weed")
-        os.makedirs(os.path.join(self.dir, "data"))
-        config = os.path.join(self.dir, "s3.json")
-        with open(config, "w") as out:
-            out.write('{"identities": [{"name": "t", "credentials": [{"accessKey": "%s", "secretKey": "%s"}], '
-                      '"actions": ["Admin", "Read", "List", "Write"]}]}' % self.keys)
-        # the gRPC ports too: the defaults are the ports + 10000, which may be beyond the range or taken
-        ports = free_ports(11)
-        self.port = ports[3]
-        names = ("master.port", "volume.port", "filer.port", "s3.port", "master.port.grpc", "volume.port.grpc", "filer.port.grpc",
-                 "s3.port.grpc", "s3.port.https", "s3.port.iceberg", "s3.port.lance")
-        self.process = fleet.start(
-            "weed", WEED, "-logtostderr=true", "server", "-s3", f"-dir={self.dir}/data", "-ip=127.0.0.1", "-ip.bind=127.0.0.1",
-            f"-s3.config={config}", "-master.volumeSizeLimitMB=64", *[f"-{n}={p}" for n, p in zip(names, ports)])
-        self.host = f"127.0.0.1:{self.port}"
+    def serve_at(self, port):
+        self.port, self.host = port, f"127.0.0.1:{port}"
         self.env = {"AWS_ENDPOINT_URL": f"http://{self.host}", "AWS_ACCESS_KEY_ID": self.keys[0],
                     "AWS_SECRET_ACCESS_KEY": self.keys[1], "AWS_REGION": "us-east-1"}
-
-        def ready():
-            if not self.process.running():
-                raise AssertionError(f"weed ended:\n{self.process.text()[-2000:]}")
-            return accepts(self.port) and self.put("/models", b"")
-        f.until(ready, "SeaweedFS to make a bucket", pause=0.2)
 
     def put(self, path, data):
         """True when the service took it."""
@@ -157,8 +137,69 @@ class Seaweed:
                 assert self.put(f"/models/{prefix}/{name}", data.read()), name
 
 
+class Seaweed(S3Service):
+    """A SeaweedFS with an S3 gateway that checks signatures."""
+    keys = ("test-key", "test-secret/of+letters")
+
+    def __init__(self, fleet):
+        self.dir = fleet.path("weed")
+        os.makedirs(os.path.join(self.dir, "data"))
+        config = os.path.join(self.dir, "s3.json")
+        with open(config, "w") as out:
+            out.write('{"identities": [{"name": "t", "credentials": [{"accessKey": "%s", "secretKey": "%s"}], '
+                      '"actions": ["Admin", "Read", "List", "Write"]}]}' % self.keys)
+        # the gRPC ports too: the defaults are the ports + 10000, which may be beyond the range or taken
+        ports = free_ports(11)
+        self.port = ports[3]
+        names = ("master.port", "volume.port", "filer.port", "s3.port", "master.port.grpc", "volume.port.grpc", "filer.port.grpc",
+                 "s3.port.grpc", "s3.port.https", "s3.port.iceberg", "s3.port.lance")
+        self.process = fleet.start(
+            "weed", WEED, "-logtostderr=true", "server", "-s3", f"-dir={self.dir}/data", "-ip=127.0.0.1", "-ip.bind=127.0.0.1",
+            f"-s3.config={config}", "-master.volumeSizeLimitMB=64", *[f"-{n}={p}" for n, p in zip(names, ports)])
+        self.serve_at(self.port)
+
+        def ready():
+            if not self.process.running():
+                raise AssertionError(f"weed ended:\n{self.process.text()[-2000:]}")
+            return accepts(self.port) and self.put("/models", b"")
+        f.until(ready, "SeaweedFS to make a bucket", pause=0.2)
+
+
 def has_seaweed():
     return os.access(WEED, os.X_OK)
+
+
+# One user with a key of its own who may do all of S3; from then on every request is checked by moto's own signer (botocore).
+MOTO = """
+import json, os, time
+from moto import settings
+from moto.iam.models import iam_backends
+from moto.moto_server.threaded_moto_server import ThreadedMotoServer
+iam = iam_backends["123456789012"]["aws"]
+iam.create_user("us-east-1", "tester")
+iam.put_user_policy("tester", "all", json.dumps({"Version": "2012-10-17", "Statement": [{"Effect": "Allow", "Action": "s3:*", "Resource": "*"}]}))
+key = iam.create_access_key("tester", "AKIA")
+settings.INITIAL_NO_AUTH_ACTION_COUNT = 0
+server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+server.start()
+print("ready", server.get_host_and_port()[1], key.access_key_id, key.secret_access_key, flush=True)
+while os.getppid() > 1:
+    time.sleep(1)
+"""
+
+
+class Moto(S3Service):
+    """moto: another program's idea of S3, in Python, which checks signatures and permissions."""
+
+    def __init__(self, fleet):
+        self.process = fleet.start("moto", sys.executable, "-c", MOTO)
+        _, port, *self.keys = self.process.line("ready").split()
+        self.serve_at(int(port))
+        f.until(lambda: self.put("/models", b""), "moto to make a bucket", pause=0.2)
+
+
+def has_moto():
+    return importlib.util.find_spec("moto") is not None and importlib.util.find_spec("flask_cors") is not None
 
 
 # ---- the scripted server ----

@@ -45,30 +45,52 @@ def test_the_same_model_from_disk_web_tls_and_s3():
     with fleet() as fl:
         model = fl.model("model", size="24M", shards_=3)
         expected = f.sha256_of_tensors(model)
-        weed = o.Seaweed(fl)
         nginx = o.Nginx(fl, fl.dir)
-        weed.upload(model, "m+1=é")
-        assert weed.put("/models/m+1=é-other/model.safetensors", b"none of it")
         check_report(fl.load(model), expected, "file")
         web = fl.load(f"{nginx.url}/model/")
         check_report(web, expected)
         tls = fl.load(f"{nginx.tls_url}/model", env={"HEFT_CA_BUNDLE": nginx.ca})
         check_report(tls, expected)
         assert web["revision"] == tls["revision"] and web["model"] == f"{nginx.url}/model"
-        none = fl.load("s3://models/m", env=weed.env, check=4)
-        assert "no objects lie there" in none["error"]["text"], none["error"]
-        check_report(fl.load("s3://models/m+1=é", env=weed.env), expected)
-        one = os.path.join(model, sorted(os.listdir(model))[0])
-        check_report(fl.load(f"s3://models/m+1=é/{os.path.basename(one)}", env=weed.env), f.sha256_of_tensors(one))
         for rank in range(4):
             part = ["--rank", str(rank), "--ranks", "4", "--split", "row" if rank % 2 else "column"]
             assert fl.load(f"{nginx.url}/model", *part)["sha256"] == fl.load(model, *part)["sha256"]
-        # the signature is checked there: another secret is refused, and told nowhere
-        wrong = dict(weed.env, AWS_SECRET_ACCESS_KEY="not-this-one")
-        report = fl.load("s3://models/m+1=é", env=wrong, check=5)
-        assert "SignatureDoesNotMatch" in report["error"]["text"] and "not-this-one" not in str(report)
+        weed = o.Seaweed(fl)
+        check_s3(fl, weed, model)
         report = fl.load("s3://models/m+1=é", env={"AWS_ENDPOINT_URL": weed.env["AWS_ENDPOINT_URL"]}, check=5)
         assert "not signed" in report["error"]["text"] and "AWS_ACCESS_KEY_ID" in report["error"]["text"]
+
+
+def check_s3(fl, service, model):
+    """The same model from a service that checks signatures; names, prefixes, parts, and who is refused."""
+    expected = f.sha256_of_tensors(model)
+    service.upload(model, "m+1=é")
+    assert service.put("/models/m+1=é-other/model.safetensors", b"none of it")
+    none = fl.load("s3://models/m", env=service.env, check=4)
+    assert "no objects lie there" in none["error"]["text"], none["error"]
+    check_report(fl.load("s3://models/m+1=é", env=service.env), expected)
+    one = os.path.join(model, sorted(os.listdir(model))[0])
+    check_report(fl.load(f"s3://models/m+1=é/{os.path.basename(one)}", env=service.env), f.sha256_of_tensors(one))
+    part = ["--rank", "1", "--ranks", "4", "--split", "column"]
+    assert fl.load("s3://models/m+1=é", *part, env=service.env)["sha256"] == fl.load(model, *part)["sha256"]
+    # the signature is checked there: another secret is refused, and told nowhere
+    wrong = dict(service.env, AWS_SECRET_ACCESS_KEY="not-this-one")
+    report = fl.load("s3://models/m+1=é", env=wrong, check=5)
+    assert "SignatureDoesNotMatch" in report["error"]["text"] and "not-this-one" not in str(report), report
+
+
+def test_the_same_model_from_another_s3_service():
+    if not o.has_moto():
+        return "moto is not installed (requirements.txt)"
+    with fleet() as fl:
+        model = fl.model("model", size="24M", shards_=3)
+        moto = o.Moto(fl)
+        check_s3(fl, moto, model)
+        # files as they are, from folders in the bucket
+        moto.upload(fl.model("model/sub", size="1M", shards_=1), "whole/sub")
+        moto.upload(model, "whole")
+        fl.run("load", "s3://models/whole", "--to", fl.path("landed"), env=moto.env, check=0)
+        assert o.files_of(fl.path("landed"), "") == o.files_of(model, "")
 
 
 def test_an_unknown_authority_is_refused():

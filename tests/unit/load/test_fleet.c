@@ -372,6 +372,57 @@ static void a_log_of_nonsense_costs_time_only(void **state)
     end_liar(world, &liar);
 }
 
+static void loads_without_a_fleet_pass_over_one(void **state)
+{
+    const struct world *world = *state;
+    struct heft_load_options options = HEFT_LOAD_OPTIONS_INIT;
+    struct heft_load *load;
+    struct liar liar;
+    json_t *report;
+    char *text;
+
+    make_liar(world, &liar);
+    options.model = world->model;
+    options.directory = world->directory;
+    assert_int_equal(heft_load_start(&options, &load, NULL), 0);
+    while (heft_load_wait(load, 60000, NULL) == HEFT_ERR_AGAIN)
+        continue;
+    assert_int_equal(heft_load_leave(load, 10000), 0); /* nobody to wait for */
+    text = heft_load_report(load);
+    report = json_loads(text, 0, NULL);
+    heft_free(text);
+    assert_int_equal(bytes_of(report, "file"), world->total);
+    assert_int_equal(json_array_size(json_object_get(report, "sources")), 1);
+    json_decref(report);
+    heft_load_free(load);
+    end_liar(world, &liar);
+}
+
+static void names_and_agents_that_do_not_fit_are_refused(void **state)
+{
+    const struct world *world = *state;
+    struct heft_load_options options = HEFT_LOAD_OPTIONS_INIT;
+    struct heft_replica_options replica = HEFT_REPLICA_OPTIONS_INIT;
+    struct heft_held_tensor tensor = {.name = "t", .dtype = "U8"};
+    struct heft_error error = HEFT_ERROR_INIT;
+    struct heft_replica *made;
+    struct heft_model *model;
+
+    replica.name = HEFT_RECORD_LOADS "x";
+    replica.tensors = &tensor;
+    replica.tensor_count = 1;
+    assert_int_equal(heft_replica_publish(&replica, &made, &error), HEFT_ERR_INVALID);
+    assert_non_null(strstr(error.text, "loads/"));
+
+    options.model = world->model;
+    options.directory = world->directory;
+    options.fleet_loads = 2;
+    assert_int_equal(heft_agent_open(NULL, &options.agent, NULL), 0);
+    assert_int_equal(heft_load_model(&options, &model, &error), HEFT_ERR_INVALID);
+    assert_non_null(strstr(error.text, "does not listen"));
+    assert_int_equal(heft_agent_close(options.agent, NULL), 0);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -380,6 +431,8 @@ int main(void)
         cmocka_unit_test_setup_teardown(wrong_bytes_are_found_by_their_digest_and_taken_elsewhere, setup,
                                         teardown),
         cmocka_unit_test_setup_teardown(a_log_of_nonsense_costs_time_only, setup, teardown),
+        cmocka_unit_test_setup_teardown(loads_without_a_fleet_pass_over_one, setup, teardown),
+        cmocka_unit_test_setup_teardown(names_and_agents_that_do_not_fit_are_refused, setup, teardown),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -7,7 +7,11 @@ import hashlib
 import os
 import sys
 
-import torch
+try:
+    import torch
+except ImportError:
+    print("skipped: PyTorch is not installed")
+    sys.exit(77)
 
 
 class Error(ctypes.Structure):

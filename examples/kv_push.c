@@ -75,7 +75,8 @@ static CUstream new_stream(void)
 }
 
 /* Memory that peers can map: the layers, and behind them a word a layer. */
-static uint64_t make_cache(struct heft_agent *agent, int device, uint32_t flags, struct heft_region **region)
+static struct heft_device_memory *make_cache(struct heft_agent *agent, int device, uint32_t flags,
+                                             struct heft_region **region, uint64_t *address)
 {
     struct heft_region_options options = HEFT_REGION_OPTIONS_INIT;
     struct heft_device_memory_info info;
@@ -88,7 +89,8 @@ static uint64_t make_cache(struct heft_agent *agent, int device, uint32_t flags,
     options.length_bytes = info.length_bytes;
     options.flags = flags;
     HEFT(heft_region_register(agent, &options, region, &error));
-    return info.address;
+    *address = info.address;
+    return memory;
 }
 
 /* What decode tells prefill. */
@@ -124,6 +126,7 @@ static int decode(int to, int from)
     struct heft_agent_options options = HEFT_AGENT_OPTIONS_INIT;
     int device = use_device(1) ? 1 : 0, wrong = 0;
     struct told told = {{0}, {{0}}, 0};
+    struct heft_device_memory *memory;
     struct heft_region *region;
     struct heft_agent *agent;
     uint64_t cache, layer, step;
@@ -136,7 +139,7 @@ static int decode(int to, int from)
     options.listen = "unix";
     options.name = "decode";
     HEFT(heft_agent_open(&options, &agent, &error));
-    cache = make_cache(agent, device, HEFT_REGION_REMOTE_READ | HEFT_REGION_REMOTE_WRITE, &region);
+    memory = make_cache(agent, device, HEFT_REGION_REMOTE_READ | HEFT_REGION_REMOTE_WRITE, &region, &cache);
     CU(cuMemAlloc(&used, layers * layer_bytes));
     stream = new_stream();
     CU(cuMemsetD8Async(cache + layers * layer_bytes, 0, layers * 8, stream));
@@ -160,6 +163,9 @@ static int decode(int to, int from)
     (void)!read(from, &go, 1); /* until prefill is gone */
     HEFT(heft_region_deregister(region, &error));
     HEFT(heft_agent_close(agent, &error));
+    heft_device_memory_free(memory);
+    CU(cuMemFree(used));
+    CU(cuStreamDestroy(stream));
     if (wrong)
         fprintf(stderr, "decode: wrong bytes in %d of %llu steps\n", wrong, (unsigned long long)steps);
     return wrong > 0;
@@ -174,6 +180,7 @@ struct prefill {
     struct heft_xfer *xfers[LAYERS_MAX];
     struct heft_trigger *triggers[LAYERS_MAX];
     uint64_t *words[LAYERS_MAX];
+    struct heft_device_memory *memory;
     uint64_t cache;
     CUstream stream;
 };
@@ -188,7 +195,7 @@ static void prepare(struct prefill *prefill, const struct told *told)
     peer.addresses = told->addresses;
     peer.token = told->token;
     HEFT(heft_peer_connect(prefill->agent, &peer, &prefill->peer, &error));
-    prefill->cache = make_cache(prefill->agent, 0, 0, &prefill->region);
+    prefill->memory = make_cache(prefill->agent, 0, 0, &prefill->region, &prefill->cache);
     prefill->stream = new_stream();
     for (layer = 0; layer < layers; layer++) {
         struct heft_xfer_options options = HEFT_XFER_OPTIONS_INIT;
@@ -227,6 +234,7 @@ static CUgraphExec record(const struct prefill *prefill, uint64_t step)
     }
     CU(cuStreamEndCapture(prefill->stream, &graph));
     CU(cuGraphInstantiateWithFlags(&exec, graph, 0));
+    CU(cuGraphDestroy(graph));
     return exec;
 }
 
@@ -268,6 +276,8 @@ static int push(int to, int from)
     HEFT(heft_peer_close(prefill.peer, &error));
     HEFT(heft_region_deregister(prefill.region, &error));
     HEFT(heft_agent_close(prefill.agent, &error));
+    heft_device_memory_free(prefill.memory);
+    CU(cuStreamDestroy(prefill.stream));
     (void)close(to);
     if (steps > 1)
         printf("%llu layers of %llu KiB, a step: computed in %.0f us, used and checked by decode after %.0f "

@@ -52,6 +52,7 @@ struct step {
 /* What was put on a stream while it was captured, to be put on one again and again. */
 struct graph {
     struct step *first, *last;
+    int owners; /* the graph, and what was made of it to be launched */
 };
 struct heft_cu_stream_st {
     int device;
@@ -672,7 +673,8 @@ API(cuStreamEndCapture)(heft_cu_stream stream, struct graph **graph_out)
 API(cuGraphInstantiateWithFlags)(struct graph **exec_out, struct graph *graph, unsigned long long flags)
 {
     (void)flags;
-    *exec_out = graph; /* one owner is enough: the graph is not destroyed before */
+    graph->owners++;
+    *exec_out = graph;
     return 0;
 }
 
@@ -689,13 +691,10 @@ API(cuGraphLaunch)(struct graph *exec, heft_cu_stream stream)
 {
     LOCKED(replay_locked(exec, stream));
 }
-API(cuGraphExecDestroy)(struct graph *exec)
-{
-    (void)exec;
-    return 0;
-}
 API(cuGraphDestroy)(struct graph *graph)
 {
+    if (graph->owners-- > 0)
+        return 0;
     while (graph->first) {
         struct step *step = graph->first;
 
@@ -704,6 +703,10 @@ API(cuGraphDestroy)(struct graph *graph)
     }
     free(graph);
     return 0;
+}
+API(cuGraphExecDestroy)(struct graph *exec)
+{
+    return cuGraphDestroy(exec);
 }
 
 static heft_cu_result register_locked(void *pointer, size_t bytes)

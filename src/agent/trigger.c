@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Transfers that a GPU starts: words of pinned memory, and one thread of the process's agents' own each that
- * looks at them and posts. It spins for a moment after each start, since the next often follows soon, and
- * sleeps a little between looks otherwise.
+ * Transfers that a GPU starts: words of pinned memory, and one thread of the agent that looks at them and
+ * posts. It spins for a moment after each start, since the next often follows soon, and sleeps a little
+ * between looks otherwise.
  */
 #include "agent/xfer.h"
 

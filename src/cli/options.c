@@ -176,7 +176,8 @@ const struct cli_command cli_commands[] = {
      ".safetensors file, or a URL: s3://, gs://, az://, hf://org/name (the hub itself), http(s)://.\n\n"
      "  heft load ./model                                      from this machine's files\n"
      "  heft load org/name --directory 127.0.0.1:8001 --stay   from replicas and files, then serve it too\n"
-     "  heft load ./model --ranks 4 --rank 1 --split column    only what rank 1 of 4 keeps\n",
+     "  heft load ./model --ranks 4 --rank 1 --split column    only what rank 1 of 4 keeps\n"
+     "  heft load hf://org/name --to ./model                   all its files, into a folder\n",
      LOADING | CLI_SERVE | CLI_LOAD_ONLY | CLI_TELEMETRY, 1, 1, cli_load},
     {"serve", "MODEL", "load a model, publish it, serve it until stopped",
      "The same as load --stay. SIGTERM or Ctrl-C ends it and withdraws the replica.\n\n"

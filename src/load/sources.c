@@ -156,12 +156,12 @@ static int register_files(struct heft_found *found, struct heft_agent *agent, st
         struct heft_region_options options = HEFT_REGION_OPTIONS_INIT;
         int rc;
 
+        if (opened->urls && opened->manifest->files[index].size_bytes == 0)
+            continue; /* nothing will be read of it, and ranges of nothing tell no version */
         if (opened->urls) {
             options.space = HEFT_SPACE_OBJECT;
             options.path = opened->urls[index];
             options.version = opened->versions[index];
-            if (opened->manifest->files[index].size_bytes == 0 && !options.version[0])
-                options.version = NULL; /* ranges of nothing are answered without one */
         } else {
             options.space = HEFT_SPACE_FILE;
             options.fd = opened->fds[index];

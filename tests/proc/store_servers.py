@@ -82,6 +82,8 @@ def served(asked, data, etag, **headers):
     if not wanted:
         return answer(200, data, **headers)
     first, last = (int(x) for x in wanted[6:].split("-"))
+    if first >= len(data):
+        return answer(416, b"", Content_Range=f"bytes */{len(data)}", **headers)
     last = min(last, len(data) - 1)
     return answer(206, data[first:last + 1], Content_Range=f"bytes {first}-{last}/{len(data)}", **headers)
 

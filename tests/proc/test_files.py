@@ -12,6 +12,7 @@ import time
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 import fleet as f  # noqa: E402
 import object_servers as o  # noqa: E402
+import store_servers as s  # noqa: E402
 from test_object import QUICK  # noqa: E402
 
 ODD = {"plain.bin": 3 << 20, "empty": 0, "one byte": 1, "-dash": 5, ".hidden": 7, "sub/deep/öäü \"quoted\".json": 11, "sub/per%20cent+plus": 13,
@@ -96,6 +97,9 @@ def a_web_server_gives_what_the_index_names_and_the_usual_files():
                 out.write(text)
         expected = contents(model)
         del expected["/strange.name"]
+        # a range of nothing is answered in two ways
+        with o.Scripted(o.files_of(model, "/m"), lambda r: o.Fault(whole=True) if r.path == "/m/tokenizer_config.json" else None) as server:
+            assert load_to(fl, server.url + "/m")[0] == expected
         with o.Scripted(o.files_of(model, "/m")) as server:
             assert load_to(fl, server.url + "/m")[0] == expected
             one = next(name for name in expected if name.endswith(".safetensors"))
@@ -114,6 +118,27 @@ def a_bucket_is_copied_with_its_folders():
         got, report = load_to(fl, "s3://models/any/thing", env=weed.env)
         assert got == contents(source)
         assert {s["kind"] for s in report["sources"] if s["state"] == "used"} == {"object"}
+
+
+def a_revision_of_the_hub_is_copied_with_its_folders():
+    with fleet() as fl:
+        model = fl.model(size="4M", shards_=2)
+        files = {name[1:]: data for name, data in contents(model).items()}
+        files["sub/tokenizer.json"], files["empty.json"] = b"{}", b""
+        with s.Hub(files, token="hf_secret") as hub:
+            got, report = load_to(fl, "hf://org/name", env=hub.env)
+            assert got == {"/" + name: data for name, data in files.items()}
+            assert report["revision"] == hub.commit and "hf_secret" not in str(report)
+
+
+def loads_of_a_fleet_read_each_byte_once_and_write_it_everywhere():
+    with fleet() as fl:
+        source = make_folder(fl.path("source"), {"large": 40 << 20, "sub/small": 100})
+        expected, directory = contents(source), "file:" + fl.path("d.json")
+        loads = [fl.start(f"load-{n}", f.HEFT, "load", source, "--to", fl.path(f"to-{n}"), "--fleet-loads", "2", "--fleet-linger", "5s",
+                          "--directory", directory) for n in range(2)]
+        assert [p.wait() for p in loads] == [0, 0], [p.text() for p in loads]
+        assert contents(fl.path("to-0")) == expected and contents(fl.path("to-1")) == expected
 
 
 def a_peer_that_has_the_files_is_a_source_and_so_is_who_took_them_from_it():
@@ -247,6 +272,7 @@ def a_load_that_is_stopped_or_fails_leaves_nothing_behind():
 if __name__ == "__main__":
     f.main([a_folder_of_any_files_is_copied_byte_by_byte, a_model_in_the_hubs_cache_becomes_a_folder_without_links,
             a_web_server_gives_what_the_index_names_and_the_usual_files, a_bucket_is_copied_with_its_folders,
+            a_revision_of_the_hub_is_copied_with_its_folders, loads_of_a_fleet_read_each_byte_once_and_write_it_everywhere,
             a_peer_that_has_the_files_is_a_source_and_so_is_who_took_them_from_it, replicas_of_tensors_are_no_source_of_files,
             what_is_no_file_of_the_folder_is_refused_by_name, names_that_leave_the_folder_are_refused,
             a_folder_that_is_there_is_never_touched, a_full_disk_leaves_nothing_behind,

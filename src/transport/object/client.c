@@ -55,13 +55,16 @@ static int begin(CURLM *multi, const struct heft_object_limits *limits, struct a
     return rc;
 }
 
-/* 416 of an empty object is no failure: "bytes 0-..." of nothing is nothing. */
+/* "bytes 0-..." of an empty object is nothing: 416 says so, and some servers' 200 with no bytes. */
 static int is_empty(const struct asking *asking)
 {
     const struct heft_object_exchange *exchange = &asking->exchange;
+    const struct heft_object_reply *reply = &exchange->reply;
 
-    return exchange->open_end && exchange->begin == 0 && exchange->reply.status == 416 &&
-           (!exchange->reply.has_total || exchange->reply.total == 0);
+    if (!exchange->open_end || exchange->begin != 0)
+        return 0;
+    return (reply->status == 416 && (!reply->has_total || reply->total == 0)) ||
+           (reply->status == 200 && reply->has_length && reply->length == 0);
 }
 
 static void finish(const struct heft_object_limits *limits, struct asking *asking, CURLcode code)
@@ -286,7 +289,7 @@ static void fill_fetch(struct heft_object_fetch *fetch, const struct asking *ask
         fetch->object_bytes = fetch->data.size;
     else if (reply->has_total)
         fetch->object_bytes = reply->total;
-    else if (reply->status != 416) {
+    else if (reply->status != 416 && reply->status != 200) {
         fetch->status = heft_error_set(&fetch->error, HEFT_ERR_PROTOCOL,
                                        "%s: the server does not tell the object's size (Content-Range)",
                                        asking->exchange.object->shown);

@@ -494,7 +494,9 @@ void cli_print_report(const json_t *report)
         printf("  its files lie in %s\n", cli_safe(word(report, "to")));
     print_sources(report);
     if (word(verified, "against")[0])
-        printf("  verified: %llu digest blocks against %s\n", (unsigned long long)whole(verified, "blocks"),
+        printf("  verified: %llu digest blocks, %.0f %% of the bytes, against %s\n",
+               (unsigned long long)whole(verified, "blocks"),
+               whole(report, "bytes") ? 100 * real(verified, "bytes") / real(report, "bytes") : 100.0,
                cli_safe(word(verified, "against")));
     else if (whole(verified, "blocks_total"))
         printf("  verified: sizes and structure; %llu digest blocks made for those who load from here\n",

@@ -181,11 +181,29 @@ static void keep_digests(struct heft_load *load, const struct heft_digest_tables
     free(digests);
 }
 
+/* Bytes of blocks that were compared: a rank brings no more than a part of some. */
+static uint64_t compared_bytes(const struct heft_load *load, const struct heft_digest_tables *tables)
+{
+    uint64_t piece, bytes = 0;
+
+    for (piece = 0; tables->expected && piece < load->plan->piece_count; piece++) {
+        struct heft_piece_blocks blocks;
+
+        heft_plan_piece_blocks(load->plan, piece, &blocks);
+        if (blocks.count > 0 && tables->expected_first[blocks.layout_tensor] != UINT64_MAX)
+            bytes += blocks.size_bytes;
+    }
+    return bytes;
+}
+
 int heft_load_finish_checksums(struct heft_load *load, const struct heft_digest_tables *tables,
                                uint64_t end_ns, struct heft_error *error)
 {
     int rc = heft_checksums_finish(load->checksums, end_ns, &load->cancel_wanted, error);
 
+    (void)pthread_mutex_lock(&load->lock);
+    load->bytes_verified = compared_bytes(load, tables);
+    (void)pthread_mutex_unlock(&load->lock);
     if (!rc)
         keep_digests(load, tables);
     return rc;

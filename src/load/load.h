@@ -58,7 +58,7 @@ struct heft_load {
     uint64_t stage_start_ns[HEFT_STAGE_COUNT]; /* 0: not reached */
     struct json_t *final_report;               /* made at the end, before what it tells of is freed */
 
-    uint64_t bytes_total, bytes_done, blocks_verified, blocks_total;
+    uint64_t bytes_total, bytes_done, bytes_verified, blocks_verified, blocks_total;
     char verified_against[256];
     const char *memory_kind;
     uint64_t memory_page_bytes;

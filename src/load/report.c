@@ -260,6 +260,7 @@ static void add_costs(const struct heft_load *load, json_t *report)
 
     (void)json_object_set_new(verified, "blocks", number(load->blocks_verified));
     (void)json_object_set_new(verified, "blocks_total", number(load->blocks_total));
+    (void)json_object_set_new(verified, "bytes", number(load->bytes_verified));
     (void)json_object_set_new(verified, "against", text(load->verified_against));
     (void)json_object_set_new(report, "verified", verified);
     if (!getrusage(RUSAGE_SELF, &usage)) {

@@ -161,9 +161,9 @@ void heft_checksums_on_chunk(void *checksums, uint64_t chunk_index)
 {
     struct heft_checksums *c = checksums;
     const struct heft_chunk *chunk = &c->options.plan->chunks[chunk_index];
-    uint64_t piece;
+    uint64_t piece, end = chunk->first_piece + (c->thread_count > 0 ? chunk->piece_count : 0);
 
-    for (piece = chunk->first_piece; piece < chunk->first_piece + chunk->piece_count; piece++) {
+    for (piece = chunk->first_piece; piece < end; piece++) {
         struct heft_piece_blocks blocks;
 
         heft_plan_piece_blocks(c->options.plan, piece, &blocks);

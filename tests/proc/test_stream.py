@@ -9,7 +9,9 @@ import zlib
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 import fleet as f  # noqa: E402
+import store_servers as stores  # noqa: E402
 import test_examples as examples  # noqa: E402
+import test_integrity as integrity  # noqa: E402
 
 
 examples.FLAGS = [*examples.FLAGS, "-O2"]
@@ -115,6 +117,32 @@ def what_goes_wrong_is_told():
         assert "NOT_FOUND" in err, err
 
 
+def objects_that_pass_through_are_compared_with_their_checksum():
+    if examples.plain_build():
+        return examples.plain_build()
+    if not stores.fake_gcs():
+        return "fake-gcs-server is not installed"
+    with f.Fleet() as fleet:
+        heft, program = built(fleet)
+        model = fleet.model("moe", table="moe", size="110M", shards_=1)
+        path, = f.shards(model)
+        with open(path, "rb") as file:
+            data = file.read()
+        flipper = integrity.Flipper(data, len(data) // 2)
+        gcs = stores.FakeGcs(fleet, public=flipper.host)
+        flipper.port = gcs.port
+        gcs.upload(model, "m")
+        for name, value in (("STORAGE_EMULATOR_HOST", f"http://{flipper.host}"), ("NO_GCE_CHECK", "true"), ("NO_PROXY", "127.0.0.1"),
+                            ("XDG_CACHE_HOME", fleet.path("cache"))):
+            os.environ[name] = value
+        _, _, err = iterate(heft, program, "gs://models/m", "32", code=1)
+        assert "DIGEST" in err and "crc32c" in err, err
+        flipper.marker = b"\0" * 25 + b"never"
+        got, _, _ = iterate(heft, program, "gs://models/m", "32")
+        assert {n: (b, s) for n, b, s in got} == adler_of(model)
+        assert len(os.listdir(fleet.path("cache/heft/digests"))) == 1
+
+
 if __name__ == "__main__":
     f.main([every_tensor_comes_once_and_right, the_order_is_the_consumers, four_gigabytes_pass_through_thirty_two_megabytes,
-            what_goes_wrong_is_told])
+            objects_that_pass_through_are_compared_with_their_checksum, what_goes_wrong_is_told])

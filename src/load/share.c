@@ -17,6 +17,7 @@
 #include <fcntl.h>
 #include <inttypes.h>
 #include <linux/futex.h>
+#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -56,6 +57,9 @@ struct heft_share {
     uint64_t *used;
     uint8_t *data;
     size_t mapped_bytes;
+    /* Between threads of one load, whom a lock of the file does not keep apart: held while a unit's lock is
+     * taken and let go by who does not read it. */
+    pthread_mutex_t moment;
 };
 
 /* ---- locks ---- */
@@ -325,6 +329,7 @@ int heft_share_open(const char *folder, const struct heft_manifest *manifest, ui
     if (!share)
         return heft_error_set(error, HEFT_ERR_NO_MEMORY, "opening a share");
     share->fd = -1;
+    (void)pthread_mutex_init(&share->moment, NULL);
     key = make_key(manifest, loads);
     share->all = loads == 64 ? UINT64_MAX : ((uint64_t)1 << loads) - 1;
     (void)snprintf(share->path, sizeof(share->path), "%s/%016" PRIx64 ".share", path, key);
@@ -371,6 +376,7 @@ void heft_share_close(struct heft_share *share, int is_finished)
         (void)munmap(header, share->mapped_bytes);
     if (share->fd >= 0)
         (void)close(share->fd);
+    (void)pthread_mutex_destroy(&share->moment);
     free(share->first_units);
     free(share->sizes);
     free(share);
@@ -432,14 +438,16 @@ int heft_share_is_present(const struct heft_share *share, uint64_t unit)
 int heft_share_claim(struct heft_share *share, uint64_t unit, struct heft_error *error)
 {
     uint64_t at = share->header->data_at + unit * HEFT_SHARE_UNIT_BYTES, offset, size;
+    int is_locked, is_present = 0;
     uint32_t file;
 
-    if (lock(share->fd, LOCK_UNIT + (off_t)unit, F_WRLCK) != 0)
-        return HEFT_ERR_BUSY;
-    if (heft_share_is_present(share, unit)) {
+    (void)pthread_mutex_lock(&share->moment);
+    is_locked = lock(share->fd, LOCK_UNIT + (off_t)unit, F_WRLCK) == 0;
+    if (is_locked && (is_present = heft_share_is_present(share, unit)) != 0)
         unlock(share->fd, LOCK_UNIT + (off_t)unit);
-        return HEFT_ERR_EXISTS;
-    }
+    (void)pthread_mutex_unlock(&share->moment);
+    if (!is_locked || is_present)
+        return is_present ? HEFT_ERR_EXISTS : HEFT_ERR_BUSY;
     heft_share_place(share, unit, &file, &offset, &size);
     /* Memory that is promised now: a page that can't be had later would be a signal, not an error. */
     if (fallocate(share->fd, 0, (off_t)at, (off_t)size) != 0) {
@@ -463,6 +471,7 @@ static void give_back(struct heft_share *share, uint64_t unit)
 
 void heft_share_settle(struct heft_share *share, uint64_t unit, int is_read)
 {
+    (void)pthread_mutex_lock(&share->moment);
     /* Nobody may want it any more: another source was faster. Present first, used second, and in
      * heft_share_use the other way round, all in one order: one of the two sees that it is to be given back.
      */
@@ -471,21 +480,38 @@ void heft_share_settle(struct heft_share *share, uint64_t unit, int is_read)
     if (is_read && __atomic_load_n(&share->used[unit], __ATOMIC_SEQ_CST) == share->all)
         give_back(share, unit);
     unlock(share->fd, LOCK_UNIT + (off_t)unit);
+    (void)pthread_mutex_unlock(&share->moment);
     heft_share_wake(share);
+}
+
+/* A load that begins anew wants all again. */
+static int is_left(const struct heft_share *share, uint64_t unit)
+{
+    return heft_share_is_present(share, unit) &&
+           __atomic_load_n(&share->used[unit], __ATOMIC_SEQ_CST) == share->all;
 }
 
 void heft_share_use(struct heft_share *share, uint64_t unit)
 {
     uint64_t bit = (uint64_t)1 << share->column;
     uint64_t used = __atomic_or_fetch(&share->used[unit], bit, __ATOMIC_SEQ_CST);
+    unsigned tries;
 
-    if (used != share->all || !heft_share_is_present(share, unit) ||
-        lock(share->fd, LOCK_UNIT + (off_t)unit, F_WRLCK) != 0)
+    if (used != share->all || !heft_share_is_present(share, unit))
         return;
-    /* Once more under the lock: a load that begins anew wants it again from here on. */
-    if (__atomic_load_n(&share->used[unit], __ATOMIC_ACQUIRE) == share->all)
-        give_back(share, unit);
-    unlock(share->fd, LOCK_UNIT + (off_t)unit);
+    (void)pthread_mutex_lock(&share->moment);
+    /* Whoever holds the lock of a unit that is there lets it go in a moment, and may have looked before this
+     * load had used it. */
+    for (tries = 0; is_left(share, unit) && tries <= LOCK_TRIES; tries++) {
+        if (lock(share->fd, LOCK_UNIT + (off_t)unit, F_WRLCK) != 0) {
+            (void)usleep(1000);
+            continue;
+        }
+        if (is_left(share, unit))
+            give_back(share, unit);
+        unlock(share->fd, LOCK_UNIT + (off_t)unit);
+    }
+    (void)pthread_mutex_unlock(&share->moment);
 }
 
 /* ---- waiting ---- */

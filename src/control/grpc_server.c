@@ -38,6 +38,8 @@
 #define SERVER_MEMORY_BYTES ((size_t)128 << 20)
 #define SERVER_SWEEP_MS 500
 #define SERVER_PARK_TICK_MS 100u
+#define SERVER_KEEPALIVE_MS 10000
+#define SERVER_KEEPALIVE_WAIT_MS 8000
 
 enum call_state { CALL_WAITING, CALL_RECEIVING, CALL_ANSWERING };
 
@@ -539,7 +541,7 @@ static grpc_arg int_arg(const char *key, int value)
 
 static void make_server(struct heft_grpc_server *server)
 {
-    grpc_arg args[12];
+    grpc_arg args[16];
     grpc_channel_args list = {0, args};
 
     server->quota = grpc_resource_quota_create("heft");
@@ -551,7 +553,12 @@ static void make_server(struct heft_grpc_server *server)
     args[list.num_args++] = int_arg(GRPC_ARG_MAX_METADATA_SIZE, 8192);
     args[list.num_args++] = int_arg(GRPC_ARG_SERVER_HANDSHAKE_TIMEOUT_MS, (int)server->options.handshake_ms);
     args[list.num_args++] = int_arg(GRPC_ARG_MAX_CONNECTION_IDLE_MS, (int)server->options.idle_connection_ms);
-    args[list.num_args++] = int_arg(GRPC_ARG_KEEPALIVE_TIME_MS, 60000);
+    /* Who is silent is asked, with or without a call: one that does not speak HTTP/2 after all, or is dead,
+     * is hung up on. */
+    args[list.num_args++] = int_arg(GRPC_ARG_KEEPALIVE_TIME_MS, SERVER_KEEPALIVE_MS);
+    args[list.num_args++] = int_arg(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, SERVER_KEEPALIVE_WAIT_MS);
+    args[list.num_args++] = int_arg(GRPC_ARG_KEEPALIVE_PERMIT_WITHOUT_CALLS, 1);
+    args[list.num_args++] = int_arg(GRPC_ARG_HTTP2_MAX_PINGS_WITHOUT_DATA, 0);
     args[list.num_args++] = int_arg(GRPC_ARG_ENABLE_CHANNELZ, 0);
     /* Compressed messages could unfold to any size: refused (UNIMPLEMENTED tells the client to send plain).
      */

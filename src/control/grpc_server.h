@@ -39,7 +39,8 @@ struct heft_grpc_server_options {
     uint32_t max_request_bytes;  /* 0: HEFT_GRPC_MAX_MESSAGE_BYTES */
     uint32_t max_call_ms;        /* from the call's arrival to its last byte; 0: 30000 */
     uint32_t handshake_ms;       /* until a new connection must have spoken HTTP/2; 0: 5000 */
-    uint32_t idle_connection_ms; /* a connection without calls is closed after this; 0: 300000 */
+    uint32_t idle_connection_ms; /* a connection without calls is closed after this; 0: 300000. One that does
+                                    not answer HTTP/2 pings is closed within 20 s */
 };
 
 struct heft_grpc_server_counts {

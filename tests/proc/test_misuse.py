@@ -6,6 +6,7 @@ import contextlib
 import os
 import random
 import resource
+import select
 import shutil
 import socket
 import struct
@@ -24,17 +25,9 @@ def connect(address):
     return s
 
 
-def answered(s):
-    """Reads until the other side closes; a reset is a close too."""
-    got = b""
-    try:
-        while True:
-            piece = s.recv(65536)
-            if not piece:
-                return got
-            got += piece
-    except (ConnectionResetError, socket.timeout):
-        return got
+HANG_UP_S = 45  # all ports do within 20 s; the rest is for busy machines
+HTTP2 = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+SETTINGS = b"\0\0\0\4" + bytes(5)
 
 
 def hostile_inputs():
@@ -42,26 +35,52 @@ def hostile_inputs():
     yield b""
     yield b"\0" * 64
     yield b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"
+    yield b"GET / HTTP/1.1\r\nHo"
+    yield HTTP2
+    yield HTTP2 + SETTINGS
+    yield HTTP2 + SETTINGS + b"\0\1\0\1\4\0\0\0\1half of its headers"
+    yield b"\x16\3\1\2\0\1\0\1\xfc\3\3"
     yield b"\xff" * 4096
     yield struct.pack("<QQQQ", 2**64 - 1, 2**64 - 1, 2**63, 2**32 - 1) * 8
     for size in (1, 7, 31, 32, 33, 100, 5000, 70000):
         yield rng.randbytes(size)
 
 
-def send_garbage(address):
-    """All at once: a server may take its time to hang up on one that says nothing of sense."""
+def ends(s):
+    """Takes what there is to read; True once the other side has closed. A reset is a close too."""
+    try:
+        while s.recv(65536):
+            pass
+        return True
+    except BlockingIOError:
+        return False
+    except ConnectionError:
+        return True
+
+
+def send_garbage(ports):
+    """To all ports at once, by clients that have said all and by such that may go on: each is hung up on within a bound."""
     with contextlib.ExitStack() as stack:
-        sockets = []
-        for data in hostile_inputs():
-            s = stack.enter_context(connect(address))
-            sockets.append(s)
-            try:
-                s.sendall(data)
-                s.shutdown(socket.SHUT_WR)
-            except OSError:
-                pass
-        for s in sockets:
-            answered(s)
+        waiting = {}
+        for name, address in ports.items():
+            for index, data in enumerate(hostile_inputs()):
+                for goes_on in (False, True):
+                    s = stack.enter_context(connect(address))
+                    waiting[s] = f"{name}, input {index}{', more to come' if goes_on else ''}"
+                    try:
+                        s.sendall(data)
+                        if not goes_on:
+                            s.shutdown(socket.SHUT_WR)
+                    except OSError:
+                        pass
+                    s.setblocking(False)
+        until = time.monotonic() + HANG_UP_S
+        while waiting and time.monotonic() < until:
+            readable, _, _ = select.select(list(waiting), [], [], 1)
+            for s in readable:
+                if ends(s):
+                    del waiting[s]
+        assert not waiting, f"no hang-up within {HANG_UP_S} s: {sorted(waiting.values())}"
 
 
 def tcp_address(process):
@@ -74,10 +93,12 @@ def garbage_at_every_port_harms_nobody():
         model = fleet.model(size="8M")
         heftd = fleet.heftd()
         source = fleet.serve(model, "source", heftd.address)
-        ports = [tcp_address(source), heftd.address, heftd.http]
-        for address in ports:
-            send_garbage(address)
-        dribble = connect(ports[0])
+        port = f.free_port()
+        scrape = fleet.start("scrape", f.HEFT, "stats", "--serve", f"127.0.0.1:{port}")
+        scrape.line("serving /metrics")
+        send_garbage({"replica": tcp_address(source), "directory": heftd.address, "heftd's http": heftd.http,
+                      "metrics": f"127.0.0.1:{port}"})
+        dribble = connect(tcp_address(source))
         for byte in b"\0" * 40:
             try:
                 dribble.sendall(bytes([byte]))
@@ -87,7 +108,7 @@ def garbage_at_every_port_harms_nobody():
         dribble.close()
         report = fleet.load(model, "--source", "peer", "--directory", heftd.address, "--require", "tcp")
         assert report["sha256"] == f.sha256_of_tensors(model)
-        assert source.running() and heftd.running()
+        assert source.running() and heftd.running() and scrape.running()
 
 
 def a_thousand_idle_connections_keep_nobody_out():

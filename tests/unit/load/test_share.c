@@ -175,7 +175,7 @@ static void a_unit_that_all_have_used_is_given_back_whoever_meets_whom(void **st
         struct load loads[LOADS] = {{0}};
         struct user users[LOADS * USERS];
         pthread_t readers[LOADS], threads[LOADS * USERS];
-            void *failed;
+        void *failed;
 
         for (index = 0; index < LOADS; index++)
             assert_int_equal(

@@ -21,6 +21,7 @@
 #define MAX_THREADS 8u
 #define PADDING_BYTES 64u /* between tensors: what a format's alignment leaves, zeros */
 #define LOOK_MS 50u
+#define ASK_MS 10000u /* for a store's word about one object: without it the load is as good as before */
 
 enum block_state { BLOCK_AWAY, BLOCK_THERE, BLOCK_HAS_CRC };
 
@@ -40,7 +41,7 @@ struct heft_checksums {
     uint64_t *crcs;         /* by block */
     pthread_mutex_t asking; /* one asks a store at a time, as its client wants it */
     struct heft_object_client client;
-    int has_client;
+    int has_client, is_silent; /* is_silent: it did not answer once, and is not asked again */
     pthread_t threads[MAX_THREADS];
     uint32_t thread_count;
     uint32_t stopped; /* atomic; also ends the client's requests */
@@ -291,7 +292,12 @@ static const char *expected_checksum(struct heft_checksums *c, uint32_t index,
 
     if (told.kind == HEFT_CHECKSUM_NONE) {
         (void)pthread_mutex_lock(&c->asking);
-        rc = heft_object_checksum(&c->client, opened->urls[index], opened->versions[index], &told, &error);
+        c->client.end_ns = heft_after_ms(heft_now_ns(), ASK_MS);
+        rc = c->is_silent
+                 ? heft_error_set(&error, HEFT_ERR_UNAVAILABLE, "the store did not answer for another object")
+                 : heft_object_checksum(&c->client, opened->urls[index], opened->versions[index], &told,
+                                        &error);
+        c->is_silent |= heft_error_class(rc) == HEFT_CLASS_RETRY;
         (void)pthread_mutex_unlock(&c->asking);
     }
     if (rc) {

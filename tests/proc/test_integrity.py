@@ -191,6 +191,17 @@ def test_stores_that_tell_when_asked_are_asked_once_for_each_object():
             assert make(w.server.files[w.name]).hex() in report["error"]["text"]
 
 
+def test_a_store_that_refuses_to_tell_does_not_end_the_load():
+    for status, words in ((403, "answered 403"), (503, "tried 2 times")):
+        with World() as w:
+            w.server.script = lambda r: o.Fault(status=status) if r.method == "HEAD" else \
+                o.Fault(etag='"0123456789abcdef0123456789abcdef-3"')
+            report = w.fleet.load(w.url, env={**w.server.env(), "HEFT_OBJECT_RETRIES": "1"})
+            (kind, checked, why), = checksums(report)
+            assert report["sha256"] == w.expected and (kind, checked) == ("none", False), report["checksums"]
+            assert why.startswith("its checksum was asked for: ") and words in why, why
+
+
 def test_a_store_that_tells_nothing_is_said_to():
     with World() as w:
         w.server.script = lambda r: o.Fault(etag='"0123456789abcdef0123456789abcdef-3"')

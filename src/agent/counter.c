@@ -588,7 +588,7 @@ int heft_counter_wait(struct heft_counter *counter, uint64_t transfers, uint64_t
     if (counter->count >= transfers) {
         counter->count -= transfers;
         rc = 0;
-        if (counter->fd >= 0)
+        if (counter->fd_in < 0)
             wake(counter);
     } else if (counter->status) {
         rc = counter->status;

@@ -19,6 +19,9 @@
 #define FILES 3
 /* Received in one system call: many records. */
 #define READ_AHEAD_BYTES ((size_t)256 << 10)
+/* Sent in one system call, likewise; and what a record, or a message between two, may take of it. */
+#define OUT_BYTES ((size_t)136 << 10)
+#define OUT_RECORD_BYTES (SSL3_RT_MAX_PLAIN_LENGTH + 1024)
 
 struct heft_tls_context {
     char *paths[FILES]; /* ca, cert, key */
@@ -32,12 +35,51 @@ struct heft_tls_context {
 struct heft_tls {
     SSL *ssl;
     int is_server;
-    int drained;       /* the last read found nothing more */
+    int drained; /* the last read found nothing more */
+    /* Records that were made and not sent yet: NULL until a write is larger than one. `owed`: bytes of the
+     * last one that writev has not answered for; whoever writes comes again with them, and so it is sent. */
+    char *out;
+    size_t out_begin, out_end, owed;
+    int gathers;       /* records go there */
     char subject[120]; /* of the certificate that is not trusted */
     char problem[400];
 };
 
 /* ---- sockets without SIGPIPE ---- */
+
+/* 0, or -1 with errno: something is left. */
+static int flush(struct heft_tls *tls, int fd)
+{
+    while (tls->out_begin < tls->out_end) {
+        ssize_t sent = send(fd, tls->out + tls->out_begin, tls->out_end - tls->out_begin, MSG_NOSIGNAL);
+
+        if (sent < 0 && errno == EINTR)
+            continue;
+        if (sent < 0)
+            return -1;
+        tls->out_begin += (size_t)sent;
+    }
+    tls->out_begin = tls->out_end = 0;
+    return 0;
+}
+
+/* As write(2), for a BIO that isn't the kernel's. */
+static int send_or_keep(BIO *bio, int fd, const char *data, int size)
+{
+    struct heft_tls *tls = BIO_get_app_data(bio);
+    int sent = -1;
+
+    if (tls->gathers && (size_t)size <= OUT_BYTES - tls->out_end) {
+        memcpy(tls->out + tls->out_end, data, (size_t)size);
+        tls->out_end += (size_t)size;
+        sent = size;
+    } else if (tls->gathers) {
+        errno = EAGAIN;
+    } else if (flush(tls, fd) == 0) {
+        sent = (int)send(fd, data, (size_t)size, MSG_NOSIGNAL);
+    }
+    return sent;
+}
 
 /* OpenSSL writes with write(2), which may raise SIGPIPE; a library must not let it. */
 static int quiet_write(BIO *bio, const char *data, int size)
@@ -50,7 +92,7 @@ static int quiet_write(BIO *bio, const char *data, int size)
     (void)BIO_get_fd(bio, &fd);
     if (!BIO_get_ktls_send(bio)) {
         BIO_clear_retry_flags(bio);
-        sent = (int)send(fd, data, (size_t)size, MSG_NOSIGNAL);
+        sent = send_or_keep(bio, fd, data, size);
         if (sent < 0 && BIO_sock_should_retry(sent))
             BIO_set_retry_write(bio);
         return sent;
@@ -258,6 +300,7 @@ int heft_tls_start(struct heft_tls_context *context, int fd, int is_server, stru
         return heft_error_set(error, HEFT_ERR_NO_MEMORY, "no memory for a TLS session");
     }
     (void)BIO_set_fd(bio, fd, BIO_NOCLOSE);
+    (void)BIO_set_app_data(bio, tls);
     SSL_set_bio(tls->ssl, bio, bio);
     (void)SSL_set_app_data(tls->ssl, tls);
     tls->is_server = is_server;
@@ -274,6 +317,7 @@ void heft_tls_free(struct heft_tls *tls)
     if (tls == NULL)
         return;
     SSL_free(tls->ssl);
+    free(tls->out);
     free(tls);
 }
 
@@ -449,31 +493,91 @@ static size_t gather(struct place place, char *to)
     return have;
 }
 
-ssize_t heft_tls_writev(struct heft_tls *tls, const struct iovec *iov, int count)
+/* One record, or more: as SSL_write_ex, which has the bytes; the place goes on. */
+static int write_next(struct heft_tls *tls, struct place *place, size_t most, size_t *sent_out)
 {
-    struct place place = {.iov = iov, .count = count};
+    const char *from = (const char *)place->iov[place->index].iov_base + place->offset;
+    size_t bytes = place->iov[place->index].iov_len - place->offset;
     char together[SSL3_RT_MAX_PLAIN_LENGTH];
-    size_t total = 0;
+    int rc;
 
-    skip(&place, 0);
+    if (bytes < SSL3_RT_MAX_PLAIN_LENGTH && place->index + 1 < place->count) {
+        bytes = gather(*place, together);
+        from = together;
+    }
+    ERR_clear_error();
+    errno = 0;
+    *sent_out = 0;
+    rc = SSL_write_ex(tls->ssl, from, bytes < most ? bytes : most, sent_out);
+    skip(place, *sent_out);
+    return rc;
+}
+
+static ssize_t write_each(struct heft_tls *tls, struct place place)
+{
+    size_t total = 0, sent;
+
     while (place.index < place.count) {
-        const char *from = (const char *)place.iov[place.index].iov_base + place.offset;
-        size_t bytes = place.iov[place.index].iov_len - place.offset, sent = 0;
-        int rc;
+        int rc = write_next(tls, &place, SIZE_MAX, &sent);
 
-        if (bytes < SSL3_RT_MAX_PLAIN_LENGTH && place.index + 1 < place.count) {
-            bytes = gather(place, together);
-            from = together;
-        }
-        ERR_clear_error();
-        errno = 0;
-        rc = SSL_write_ex(tls->ssl, from, bytes, &sent);
         if (rc != 1)
             return total > 0 ? (ssize_t)total : nothing_moved(tls, rc);
         total += sent;
-        skip(&place, sent);
     }
     return (ssize_t)total;
+}
+
+/* Fills tls->out: bytes of the records that were made. 0: OpenSSL's answer is in rc_out. */
+static size_t make_records(struct heft_tls *tls, struct place *place, int *rc_out)
+{
+    size_t made = 0, sent;
+
+    *rc_out = 1;
+    tls->gathers = 1;
+    while (*rc_out == 1 && place->index < place->count && OUT_BYTES - tls->out_end >= OUT_RECORD_BYTES) {
+        *rc_out = write_next(tls, place, SSL3_RT_MAX_PLAIN_LENGTH, &sent);
+        made += sent;
+        if (sent > 0)
+            tls->owed = sent;
+    }
+    tls->gathers = 0;
+    return made;
+}
+
+/* Many records a system call. What can't be sent now waits in tls->out, and of it the last record's bytes are
+ * not answered for. */
+static ssize_t write_together(struct heft_tls *tls, struct place place)
+{
+    int fd = SSL_get_fd(tls->ssl), rc = 1;
+    size_t total = tls->owed;
+
+    skip(&place, tls->owed);
+    while (flush(tls, fd) == 0) {
+        tls->owed = 0;
+        if (place.index == place.count || rc != 1)
+            return (ssize_t)total;
+        total += make_records(tls, &place, &rc);
+        if (rc != 1 && total == 0)
+            return nothing_moved(tls, rc);
+    }
+    total -= tls->owed;
+    return total > 0 && errno == EAGAIN ? (ssize_t)total : -1;
+}
+
+ssize_t heft_tls_writev(struct heft_tls *tls, const struct iovec *iov, int count)
+{
+    struct place place = {.iov = iov, .count = count};
+    size_t bytes = 0;
+    int index;
+
+    for (index = 0; index < count && bytes <= SSL3_RT_MAX_PLAIN_LENGTH; index++)
+        bytes += iov[index].iov_len;
+    if (tls->out == NULL && bytes > SSL3_RT_MAX_PLAIN_LENGTH && !heft_tls_is_in_kernel(tls))
+        tls->out = malloc(OUT_BYTES); /* without it they go one by one */
+    skip(&place, 0);
+    if (tls->out != NULL && (bytes > SSL3_RT_MAX_PLAIN_LENGTH || tls->owed > 0))
+        return write_together(tls, place);
+    return write_each(tls, place);
 }
 
 int heft_tls_pending(const struct heft_tls *tls)

@@ -16,6 +16,7 @@
 
 #define HEFT_OBJECT_MAX_LANES 8u
 #define HEFT_OBJECT_FIRST_CONNECTIONS 16u
+#define HEFT_OBJECT_SERVERS 16u
 
 struct heft_object_lane;
 
@@ -23,6 +24,7 @@ struct heft_object_task {
     struct heft_task common;
     struct heft_object_parts parts;
     uint64_t part_bytes;
+    uint32_t server; /* of its first move */
 };
 
 /* One range on its way, with its connection; made once and used again. */
@@ -38,6 +40,12 @@ struct heft_object_flight {
     uint64_t begun_ns;
     struct heft_timer pause; /* before a retry; in flight: until a look at its rate */
     struct heft_object_flight *prev, *next;
+};
+
+/* What ranges are asked of: all of one authority ("bucket" of s3://bucket/key). */
+struct heft_object_server {
+    uint64_t digest; /* of the address up to there */
+    uint32_t active; /* flights */
 };
 
 struct heft_object_lane {
@@ -60,8 +68,11 @@ struct heft_transport {
     pthread_mutex_t stores_lock; /* held while identity services are asked; guards the next */
     struct heft_object_stores stores;
     struct heft_object_flight *free_flights;
+    /* Entries stay; those beyond the last share it. */
+    struct heft_object_server servers[HEFT_OBJECT_SERVERS];
+    uint32_t server_count;
     uint32_t active;    /* flights */
-    uint32_t limit;     /* flights that there may be now */
+    uint32_t limit;     /* flights that each server may have now */
     uint32_t busy_jobs; /* lane jobs queued or running */
     int closing;
     /* Growth: the rate of the window before, and what this one has so far. */

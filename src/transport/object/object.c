@@ -7,6 +7,7 @@
  * bytes a second; a service that asks for less (429, 503) halves it.
  */
 #include "base/clock.h"
+#include "base/digest.h"
 #include "base/error.h"
 #include "base/log.h"
 #include "transport/object/lane.h"
@@ -152,6 +153,24 @@ static int object_query(struct heft_transport *transport, struct heft_query *que
     return rc;
 }
 
+/* The place of the URL's authority in the list of servers. */
+static uint32_t server_of(struct heft_transport *transport, const char *url)
+{
+    const char *authority = strstr(url, "://");
+    size_t length = authority ? (size_t)(authority + 3 - url) + strcspn(authority + 3, "/?#") : strlen(url);
+    uint64_t digest = heft_hash64(url, length, 0);
+    uint32_t index;
+
+    (void)pthread_mutex_lock(&transport->tasks.lock);
+    for (index = 0; index < transport->server_count; index++)
+        if (transport->servers[index].digest == digest)
+            break;
+    if (index == transport->server_count && index < HEFT_OBJECT_SERVERS)
+        transport->servers[transport->server_count++].digest = digest;
+    (void)pthread_mutex_unlock(&transport->tasks.lock);
+    return index < HEFT_OBJECT_SERVERS ? index : HEFT_OBJECT_SERVERS - 1;
+}
+
 static int object_region_add(struct heft_transport *transport, struct heft_transport_region *region,
                              struct heft_error *error)
 {
@@ -183,6 +202,7 @@ static int object_region_add(struct heft_transport *transport, struct heft_trans
         if (!region->length_bytes)
             region->length_bytes = object->size_bytes;
     }
+    object->server = server_of(transport, region->url);
     region->slot[transport->host.index] = object;
     return HEFT_OK;
 }
@@ -229,17 +249,40 @@ static struct heft_object_lane *least_loaded(struct heft_transport *transport)
     return best;
 }
 
+/*
+ * The task whose next part is to fly: the first of those whose server has the fewest, and not as many as it
+ * may have. In the order of posts a slow server would come to hold all connections, and a fast one beside it
+ * none.
+ */
+static struct heft_object_task *next_task(struct heft_transport *transport)
+{
+    struct heft_object_task *best = NULL;
+    struct heft_task *queued;
+    uint32_t fewest = transport->limit;
+
+    for (queued = transport->tasks.queue; queued && fewest > 0; queued = queued->queue_next) {
+        struct heft_object_task *task = (struct heft_object_task *)queued;
+
+        if (transport->servers[task->server].active >= fewest)
+            continue;
+        fewest = transport->servers[task->server].active;
+        best = task;
+        if (transport->server_count == 1)
+            break;
+    }
+    return best;
+}
+
 /* Gives lanes what may fly now; bit i of the result: lane i got something. Under the lock. */
 static uint32_t dispatch(struct heft_transport *transport)
 {
+    struct heft_object_flight *flight;
+    struct heft_object_task *task;
     uint32_t lanes = 0;
 
-    while (transport->tasks.queue && transport->active < transport->limit) {
-        struct heft_object_task *task = (struct heft_object_task *)transport->tasks.queue;
-        struct heft_object_flight *flight = transport->free_flights;
+    while ((flight = transport->free_flights) != NULL && (task = next_task(transport)) != NULL) {
         struct heft_object_lane *lane = least_loaded(transport);
 
-        HEFT_ASSERT(flight);
         if (transport->active == 0 || !transport->window_start_ns) {
             transport->window_start_ns = heft_now_ns(); /* idle time is nobody's rate */
             transport->window_bytes = transport->window_parts = 0;
@@ -252,6 +295,7 @@ static uint32_t dispatch(struct heft_transport *transport)
         lane->incoming = flight;
         lane->load++;
         transport->active++;
+        transport->servers[task->server].active++;
         task->common.outstanding++;
         task->common.cut = !heft_object_parts_left(&task->parts);
         if (task->common.cut)
@@ -328,6 +372,7 @@ void heft_object_flight_end(struct heft_object_flight *flight, int status, const
     }
     flight->lane->load--;
     transport->active--;
+    transport->servers[task->server].active--;
     flight->next = transport->free_flights;
     transport->free_flights = flight;
     lanes = dispatch(transport);
@@ -389,6 +434,10 @@ static int object_post(struct heft_endpoint *endpoint, struct heft_transport_op 
     heft_task_reset(&task->common, op, &endpoint->tasks);
     task->part_bytes =
         op->total_bytes <= HEFT_OBJECT_WHOLE_BYTES ? HEFT_OBJECT_WHOLE_BYTES : HEFT_OBJECT_PART_BYTES;
+    task->server =
+        op->move_count > 0
+            ? ((const struct heft_object *)op->moves[0].remote->slot[transport->host.index])->server
+            : 0;
     if (heft_object_parts_prepare(&task->parts, op->moves, op->move_count))
         rc = heft_error_set(error, HEFT_ERR_NO_MEMORY, "out of memory for an object operation");
     task->common.cut = !rc && !heft_object_parts_left(&task->parts);

@@ -245,6 +245,7 @@ struct heft_object {
     char *origin;                    /* Azure: "https://account.host"; hub: the commit */
     char *sas;                       /* Azure: of the URL */
     struct heft_object_store *store; /* NULL: a web server */
+    uint32_t server;                 /* where it is asked for, in its transport's list */
     uint64_t size_bytes;
     int64_t modified_s;                      /* since 1970, as the last HEAD told; 0: not told */
     char version[HEFT_OBJECT_VERSION_BYTES]; /* ETag; "@date" of Last-Modified; "": none */

@@ -19,64 +19,112 @@
 #include <string.h>
 #include <unistd.h>
 
-#define STEAL_AFTER_NS (250 * HEFT_NS_PER_MS) /* a last chunk younger than this is left where it is */
-#define STEAL_FACTOR 4u                       /* ... and than so many of the thief's own chunk times */
 #define MAX_REPAIRS 3u /* broken streams of a peer that lives, before it counts as lost */
 
 /* ---- choosing: all under the lock ---- */
-
-/* Whether a source may be asked for a chunk: a gated one only for what it was offered. */
-static int may_take(const struct heft_executor *executor, uint32_t source, uint64_t chunk)
-{
-    const struct lane *lane = &executor->lanes[source];
-
-    return heft_executor_covers(executor, source, chunk) && (!lane->gated || lane->offered[chunk]);
-}
 
 static int others_cover(const struct heft_executor *executor, uint32_t but, uint64_t chunk)
 {
     uint32_t index;
 
     for (index = 0; index < executor->lane_count; index++)
-        if (index != but && heft_lane_is_live(&executor->lanes[index]) && may_take(executor, index, chunk))
+        if (index != but && heft_lane_is_live(&executor->lanes[index]) &&
+            heft_executor_may_take(executor, index, chunk))
             return 1;
     return 0;
 }
 
-static uint64_t take_chunk(struct heft_executor *executor, uint32_t source)
+/* The chunk is another source's, rather. */
+static int leave(struct heft_executor *executor, uint32_t source, uint64_t chunk, uint32_t but)
 {
-    struct lane *lane = &executor->lanes[source];
+    int leaves = heft_executor_leaves(executor, source, chunk, but);
+
+    executor->left_to_other |= leaves;
+    return leaves;
+}
+
+/* One that came back: to anybody but who gave it back, if there is anybody. */
+static uint64_t find_returned(struct heft_executor *executor, uint32_t source)
+{
     uint64_t chunk, index;
 
-    if (executor->stopping || !heft_lane_is_live(lane))
-        return NO_CHUNK;
     for (index = 0; index < executor->returned_count; index++) {
         struct returned *entry = &executor->returned[index];
 
         chunk = entry->chunk;
-        if (!may_take(executor, source, chunk) ||
-            (entry->from == source && others_cover(executor, source, chunk)))
+        if (!heft_executor_may_take(executor, source, chunk) ||
+            (entry->from == source && others_cover(executor, source, chunk)) ||
+            leave(executor, source, chunk, entry->from))
             continue;
         *entry = executor->returned[--executor->returned_count];
-        executor->states[chunk] = CHUNK_FLYING;
         return chunk;
     }
-    while (lane->gated && lane->queue_head < lane->queue_tail) {
-        chunk = lane->queue[lane->queue_head++];
-        if (executor->states[chunk] == CHUNK_PENDING) {
-            executor->states[chunk] = CHUNK_FLYING;
-            return chunk;
-        }
-    }
-    for (; !lane->gated && lane->cursor < executor->options.plan->chunk_count; lane->cursor++) {
-        chunk = lane->cursor;
-        if (executor->states[chunk] == CHUNK_PENDING && heft_executor_covers(executor, source, chunk)) {
-            executor->states[chunk] = CHUNK_FLYING;
-            lane->cursor++;
-            return chunk;
-        }
+    return NO_CHUNK;
+}
+
+static uint64_t find_offered(struct heft_executor *executor, uint32_t source)
+{
+    struct lane *lane = &executor->lanes[source];
+
+    for (; lane->queue_head < lane->queue_tail; lane->queue_head++) {
+        uint64_t chunk = lane->queue[lane->queue_head];
+
+        if (executor->states[chunk] == CHUNK_PENDING)
+            return leave(executor, source, chunk, source) ? NO_CHUNK : chunk;
     }
     return NO_CHUNK;
+}
+
+static uint64_t find_pending(struct heft_executor *executor, uint32_t source)
+{
+    struct lane *lane = &executor->lanes[source];
+
+    for (; lane->cursor < executor->options.plan->chunk_count; lane->cursor++)
+        if (executor->states[lane->cursor] == CHUNK_PENDING &&
+            heft_executor_covers(executor, source, lane->cursor))
+            return leave(executor, source, lane->cursor, source) ? NO_CHUNK : lane->cursor;
+    return NO_CHUNK;
+}
+
+/* Gives an idle slot its next chunk. 0: there is none for it. */
+static int take_chunk(struct heft_executor *executor, struct slot *slot, uint64_t now)
+{
+    struct lane *lane = &executor->lanes[slot->source];
+    uint64_t chunk;
+
+    if (executor->stopping || !heft_lane_is_live(lane))
+        return 0;
+    chunk = find_returned(executor, slot->source);
+    if (chunk == NO_CHUNK)
+        chunk = lane->gated ? find_offered(executor, slot->source) : find_pending(executor, slot->source);
+    if (chunk == NO_CHUNK)
+        return 0;
+    executor->states[chunk] = CHUNK_FLYING;
+    slot->chunk = chunk;
+    slot->state = SLOT_FLYING;
+    slot->posted_ns = now;
+    slot->seen_bytes = 0;
+    executor->active++;
+    lane->held++;
+    if (!lane->was_busy) { /* its time counts from here */
+        lane->was_busy = 1;
+        lane->sampled_ns = now;
+    }
+    lane->held_bytes += executor->options.plan->chunks[chunk].size_bytes;
+    return 1;
+}
+
+/* The slot's transfer is over. */
+static void land(struct heft_executor *executor, struct slot *slot)
+{
+    struct lane *lane = &executor->lanes[slot->source];
+
+    executor->active--;
+    lane->held--;
+    lane->held_bytes -= executor->options.plan->chunks[slot->chunk].size_bytes;
+    lane->seen_bytes -= slot->seen_bytes;
+    slot->seen_bytes = 0;
+    slot->stealing = 0;
 }
 
 static void give_back(struct heft_executor *executor, struct slot *slot)
@@ -136,7 +184,7 @@ void heft_executor_check_hopeless(struct heft_executor *executor)
                         : lane->cursor < executor->options.plan->chunk_count)
             return; /* it has not looked at all chunks yet */
         for (slot = 0; slot < executor->returned_count; slot++)
-            if (may_take(executor, index, executor->returned[slot].chunk))
+            if (heft_executor_may_take(executor, index, executor->returned[slot].chunk))
                 return;
     }
     for (index = 0; index < executor->lane_count && used < sizeof(reasons) - 1; index++) {
@@ -257,8 +305,8 @@ static void post_failed(struct slot *slot, int code, const char *text)
     struct heft_executor *executor = slot->executor;
 
     (void)pthread_mutex_lock(&executor->lock);
+    land(executor, slot);
     give_back(executor, slot);
-    executor->active--;
     blame(executor, slot, code, text);
     heft_executor_check_hopeless(executor);
     (void)pthread_cond_broadcast(&executor->changed);
@@ -318,6 +366,8 @@ void heft_executor_kick(struct heft_executor *executor)
     uint32_t count, index, slot;
 
     do {
+        uint64_t now = heft_now_ns();
+
         count = 0;
         (void)pthread_mutex_lock(&executor->lock);
         for (index = 0; index < executor->lane_count; index++) {
@@ -328,12 +378,8 @@ void heft_executor_kick(struct heft_executor *executor)
 
                 if (candidate->state != SLOT_IDLE)
                     continue;
-                candidate->chunk = take_chunk(executor, index);
-                if (candidate->chunk == NO_CHUNK)
+                if (!take_chunk(executor, candidate, now))
                     break;
-                candidate->state = SLOT_FLYING;
-                candidate->posted_ns = heft_now_ns();
-                executor->active++;
                 found[count++] = candidate;
             }
         }
@@ -362,7 +408,6 @@ static int verify_chunk(struct heft_executor *executor, uint64_t chunk, struct h
 static void count_arrival(struct lane *lane, const struct heft_xfer_result *result, uint64_t now)
 {
     struct heft_source *source = lane->source;
-    uint64_t took = result->end_ns > result->start_ns ? result->end_ns - result->start_ns : 1;
     int index;
 
     if (source->state == HEFT_SOURCE_READY)
@@ -371,7 +416,6 @@ static void count_arrival(struct lane *lane, const struct heft_xfer_result *resu
     source->chunks++;
     source->bytes += result->bytes;
     source->last_ns = now;
-    lane->chunk_ns = lane->chunk_ns ? (lane->chunk_ns * 7 + took) / 8 : took;
     for (index = 0; index < HEFT_SOURCE_MAX_ROUTES; index++) {
         struct heft_source_route *route = &source->routes[index];
 
@@ -390,7 +434,7 @@ void heft_lane_slot_done(struct heft_xfer *xfer, const struct heft_xfer_result *
     struct lane *lane = &executor->lanes[slot->source];
     struct heft_error error = result->error;
     struct heft_xfer_result whole;
-    int status = result->status, go_on = 0, returned = 0;
+    int status = result->status, go_on = 0, returned = 0, others;
     uint64_t now, done = NO_CHUNK;
 
     if (xfer == slot->xfer && slot->bounce && status == HEFT_OK) { /* the first leg says where it came from */
@@ -410,8 +454,9 @@ void heft_lane_slot_done(struct heft_xfer *xfer, const struct heft_xfer_result *
                         slot->posted_ns, result, status, now);
 
     (void)pthread_mutex_lock(&executor->lock);
-    executor->active--;
+    land(executor, slot);
     if (status == HEFT_OK) {
+        lane->arrived_bytes += executor->options.plan->chunks[slot->chunk].size_bytes;
         count_arrival(lane, result, now);
         executor->states[slot->chunk] = CHUNK_DONE;
         executor->left--;
@@ -427,16 +472,10 @@ void heft_lane_slot_done(struct heft_xfer *xfer, const struct heft_xfer_result *
         blame(executor, slot, status, error.text);
         returned = 1;
     }
-    slot->stealing = 0;
-    if (slot->state == SLOT_IDLE) {
-        slot->chunk = take_chunk(executor, slot->source);
-        if (slot->chunk != NO_CHUNK) {
-            slot->state = SLOT_FLYING;
-            slot->posted_ns = now;
-            executor->active++;
-            go_on = 1;
-        }
-    }
+    if (slot->state == SLOT_IDLE)
+        go_on = take_chunk(executor, slot, now);
+    others = executor->left_to_other; /* chunks that it left, and others that its end lets go on */
+    executor->left_to_other = 0;
     if (returned)
         heft_executor_check_hopeless(executor);
     if (executor->active == 0 || returned || executor->left == 0)
@@ -447,7 +486,7 @@ void heft_lane_slot_done(struct heft_xfer *xfer, const struct heft_xfer_result *
         executor->options.on_chunk(executor->options.on_chunk_context, done);
     if (go_on)
         slot_post(slot);
-    if (returned)
+    if (returned || others)
         heft_executor_kick(executor);
     (void)pthread_mutex_lock(&executor->lock);
     if (__atomic_sub_fetch(&executor->callbacks, 1, __ATOMIC_SEQ_CST) == 0)
@@ -475,35 +514,6 @@ void heft_lane_slot_bounced(struct heft_xfer *xfer, const struct heft_xfer_resul
 
 /* ---- the waiting thread's work ---- */
 
-/* True when another live source has an idle slot, covers the chunk, and would be done with it sooner. */
-static int has_thief(const struct heft_executor *executor, const struct slot *slot, uint64_t age_ns)
-{
-    uint32_t index, other;
-
-    for (index = 0; index < executor->lane_count; index++) {
-        const struct lane *lane = &executor->lanes[index];
-
-        if (index == slot->source || !heft_lane_is_live(lane) || !may_take(executor, index, slot->chunk) ||
-            age_ns < lane->chunk_ns * STEAL_FACTOR)
-            continue;
-        for (other = 0; other < lane->source->credits; other++)
-            if (lane->slots[other].state == SLOT_IDLE)
-                return 1;
-    }
-    return 0;
-}
-
-/*
- * What a source did not finish in this time tells of its pace as much as what it finished. Without it, a
- * source that never finished a chunk would count as the fastest of all, and two slow ones would take a chunk
- * from each other for ever.
- */
-static void note_slow(struct lane *lane, uint64_t age_ns)
-{
-    if (lane->chunk_ns < age_ns)
-        lane->chunk_ns = age_ns;
-}
-
 static void cancel_slot(struct slot *slot)
 {
     (void)heft_xfer_cancel(slot->xfer);
@@ -511,32 +521,24 @@ static void cancel_slot(struct slot *slot)
         (void)heft_xfer_cancel(slot->bounce->in);
 }
 
-static void steal_from_slow(struct heft_executor *executor)
+/* Looks how far the transfers are, and takes from a source what another one would be done with sooner. */
+static void keep_pace(struct heft_executor *executor)
 {
-    struct slot *slow[16];
-    uint32_t count = 0, index, slot;
-    uint64_t now = heft_now_ns();
+    struct slot *late[64];
+    uint32_t count, index;
 
     (void)pthread_mutex_lock(&executor->transfers_lock);
     (void)pthread_mutex_lock(&executor->lock);
-    for (index = 0; index < executor->lane_count && executor->lane_count > 1; index++) {
-        struct lane *lane = &executor->lanes[index];
-
-        for (slot = 0; slot < lane->source->credits && count < 16; slot++) {
-            struct slot *candidate = &lane->slots[slot];
-
-            if (candidate->state == SLOT_FLYING && !candidate->stealing &&
-                now > candidate->posted_ns + STEAL_AFTER_NS &&
-                has_thief(executor, candidate, now - candidate->posted_ns)) {
-                candidate->stealing = 1;
-                note_slow(lane, now - candidate->posted_ns);
-                slow[count++] = candidate;
-            }
-        }
-    }
+    heft_executor_sample(executor, heft_now_ns());
+    (void)pthread_mutex_unlock(&executor->lock);
+    (void)pthread_mutex_unlock(&executor->transfers_lock);
+    heft_executor_kick(executor);
+    (void)pthread_mutex_lock(&executor->transfers_lock);
+    (void)pthread_mutex_lock(&executor->lock);
+    count = heft_executor_pick_late(executor, late, 64);
     (void)pthread_mutex_unlock(&executor->lock);
     for (index = 0; index < count; index++)
-        cancel_slot(slow[index]);
+        cancel_slot(late[index]);
     (void)pthread_mutex_unlock(&executor->transfers_lock);
 }
 
@@ -593,8 +595,7 @@ int heft_executor_wait(struct heft_executor *executor, uint64_t timeout_ms, stru
             cancelled = 1;
             continue;
         }
-        steal_from_slow(executor);
-        heft_executor_kick(executor);
+        keep_pace(executor);
     }
 }
 
@@ -642,6 +643,7 @@ void heft_executor_start(struct heft_executor *executor)
     int started;
 
     (void)pthread_mutex_lock(&executor->lock);
+    executor->started_ns = heft_now_ns();
     started = pthread_create(&executor->maker, NULL, heft_executor_maker_main, executor) == 0;
     executor->maker_started = started;
     (void)pthread_mutex_unlock(&executor->lock);

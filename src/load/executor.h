@@ -4,9 +4,10 @@
  *
  * Each source has a number of slots (its credit). A slot takes the next chunk its source can supply, asks for
  * it, and when the bytes are there checks their digest blocks on the thread that received them, while they
- * are still in its cache; then it takes the next. So a fast source takes more. A source that dies, stalls or
- * sends wrong bytes gives its unfinished chunks back, and the others go on. When nothing is left to take, a
- * source that could do a slow one's last chunks sooner gets them.
+ * are still in its cache; then it takes the next. So a fast source takes more, and near the end each holds
+ * its share by rate (executor_pace.c). A source that dies, stalls or sends wrong bytes gives its unfinished
+ * chunks back, and the others go on. When nothing is left to take, a source that could do a slow one's last
+ * chunks sooner gets them.
  */
 #ifndef HEFT_LOAD_EXECUTOR_H
 #define HEFT_LOAD_EXECUTOR_H

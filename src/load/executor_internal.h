@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Inside of the executor: executor.c chooses, asks and takes what arrives; executor_maker.c makes and repairs
- * transfers.
+ * Inside of the executor: executor.c asks and takes what arrives; executor_pace.c chooses; executor_maker.c
+ * makes and repairs transfers.
  */
 #ifndef HEFT_LOAD_EXECUTOR_INTERNAL_H
 #define HEFT_LOAD_EXECUTOR_INTERNAL_H
@@ -26,6 +26,7 @@ struct slot {
     int stealing; /* cancelled so that another source gets its chunk */
     uint64_t chunk;
     uint64_t posted_ns;
+    uint64_t seen_bytes; /* of its chunk, when it was last looked at */
     struct heft_xfer *xfer;
     struct heft_bounce
         *bounce; /* chunks come here first, `xfer` brings them on; NULL: it brings them itself */
@@ -38,9 +39,14 @@ struct slot {
 struct lane { /* a source and its slots */
     struct heft_source *source;
     struct slot *slots;
-    uint64_t cursor;   /* chunks below it are not pending, or came back and are in `returned` */
-    uint64_t chunk_ns; /* mean time of one chunk, smoothed */
+    uint64_t cursor; /* chunks below it are not pending, or came back and are in `returned` */
     uint32_t repairs;
+    uint32_t held;                          /* chunks in flight */
+    uint64_t held_bytes, seen_bytes;        /* of these chunks; already here when last looked at */
+    uint64_t arrived_bytes, progress_bytes; /* of whole chunks; with parts of others, at the last look */
+    uint64_t sampled_ns;                    /* the last look */
+    int was_busy;                           /* then, or began since */
+    double rate_bytes, rate_ns;             /* bytes and the busy time that they took, lately */
     /* A gated lane takes only what it was offered. */
     int gated;
     uint8_t *offered; /* by chunk */
@@ -63,6 +69,8 @@ struct heft_executor {
     uint64_t returned_count;
     uint64_t left; /* chunks not done */
     uint32_t active;
+    int left_to_other; /* a source left a chunk to another one */
+    uint64_t started_ns, sampled_ns;
     uint32_t callbacks;                   /* on_done calls that may still touch the executor */
     uint64_t bytes_done, blocks_verified; /* atomic */
     int stopping;
@@ -88,6 +96,22 @@ static inline int heft_lane_is_live(const struct lane *lane)
 {
     return lane->source->state == HEFT_SOURCE_READY || lane->source->state == HEFT_SOURCE_USED;
 }
+
+/* Whether a source may be asked for a chunk: a gated one only for what it was offered. Under the lock. */
+static inline int heft_executor_may_take(const struct heft_executor *executor, uint32_t source,
+                                         uint64_t chunk)
+{
+    const struct lane *lane = &executor->lanes[source];
+
+    return heft_executor_covers(executor, source, chunk) && (!lane->gated || lane->offered[chunk]);
+}
+
+/* executor_pace.c; all under the lock. Another source, none that is `but`, should rather get the chunk. */
+int heft_executor_leaves(const struct heft_executor *executor, uint32_t source, uint64_t chunk, uint32_t but);
+/* Looks how far each transfer is. No transfer may be released meanwhile. */
+void heft_executor_sample(struct heft_executor *executor, uint64_t now);
+/* Marks slots as stealing whose chunks idle sources would be done with sooner; the caller cancels them. */
+uint32_t heft_executor_pick_late(struct heft_executor *executor, struct slot **slots_out, uint32_t most);
 
 /* executor.c, for the maker. The first two under the lock. */
 void heft_executor_lose_source(struct heft_executor *executor, uint32_t index, int code, const char *text);

@@ -28,7 +28,7 @@
 /* A chunk takes 40 us between two GPUs, its digests and the way to the next one twice that: so many keep the
  * engines busy. */
 #define DEVICE_PEER_CREDITS 24u
-#define OBJECT_CHUNK_BYTES ((uint64_t)8 << 20) /* at least, and */
+#define OBJECT_CHUNK_BYTES ((uint64_t)8 << 20) /* at least, of a single source, and */
 #define OBJECT_CHUNK_MOST_BYTES \
     ((uint64_t)16 << 20)  /* at most: a far store answers after as long as this takes */
 #define OBJECT_CHUNKS 64u /* so many for all connections to have some */
@@ -149,13 +149,14 @@ static uint64_t window_bytes(const struct heft_load_options *o)
     return all / 2 >= HEFT_LOAD_MIN_HOST_BYTES ? all / 2 : HEFT_LOAD_MIN_HOST_BYTES;
 }
 
-/* A chunk is one request of an object store: larger ones pay there, as far as a stream's window lets them. */
+/* A chunk is one request of an object store: larger ones pay there, as far as a stream's window lets them.
+ * Where sources share the work, it must also be possible to divide a small model by their rates. */
 static uint64_t object_chunk_bytes(const struct heft_load *load)
 {
     uint64_t bytes = (load->layout->wanted_bytes / OBJECT_CHUNKS + (1u << 20) - 1) >> 20 << 20;
     uint64_t window = window_bytes(&load->options) / 8;
 
-    if (bytes < OBJECT_CHUNK_BYTES)
+    if (load->found->ready == 1 && bytes < OBJECT_CHUNK_BYTES)
         bytes = OBJECT_CHUNK_BYTES;
     if (bytes > OBJECT_CHUNK_MOST_BYTES)
         bytes = OBJECT_CHUNK_MOST_BYTES;

@@ -29,6 +29,8 @@
 
 struct fake_source {
     uint32_t delay_us;     /* before each transfer */
+    uint64_t rate;         /* bytes a second of all its transfers together, piece by piece; 0: any */
+    uint64_t free_ns;      /* when that lets the next piece pass */
     int64_t dies_after;    /* transfers; -1: never */
     int64_t wrong_after;   /* from then on a byte is wrong; -1: never */
     int64_t freezes_after; /* from then on nothing ends but by cancel; -1: never */
@@ -60,6 +62,7 @@ static pthread_mutex_t fake_lock = PTHREAD_MUTEX_INITIALIZER;
 
 struct heft_xfer {
     int source, active, cancel;
+    uint64_t moved_bytes; /* atomic */
     struct heft_run *runs;
     size_t run_count;
     struct heft_xfer_options options;
@@ -134,18 +137,46 @@ static int stall(const struct fake_source *fake, struct heft_error *error)
     return heft_error_set(error, HEFT_ERR_STALLED, "a fake stalled");
 }
 
+/* Passes the transfer's bytes at its source's rate, until it is canceled. */
+static void keep_to_rate(struct heft_xfer *xfer, struct fake_source *fake)
+{
+    const uint64_t piece = 65536;
+    uint64_t total = 0, moved;
+    size_t index;
+
+    for (index = 0; index < xfer->run_count; index++)
+        total += xfer->runs[index].length_bytes * xfer->runs[index].count;
+    for (moved = 0; moved < total && !__atomic_load_n(&xfer->cancel, __ATOMIC_ACQUIRE); moved += piece) {
+        uint64_t now = heft_now_ns(), until;
+
+        (void)pthread_mutex_lock(&fake_lock);
+        if (fake->free_ns + 50 * HEFT_NS_PER_MS < now)
+            fake->free_ns = now;
+        fake->free_ns += piece * HEFT_NS_PER_S / fake->rate;
+        until = fake->free_ns;
+        (void)pthread_mutex_unlock(&fake_lock);
+        for (; now < until && !__atomic_load_n(&xfer->cancel, __ATOMIC_ACQUIRE); now = heft_now_ns())
+            (void)usleep((useconds_t)(until - now < 5000000 ? (until - now) / 1000 : 5000));
+        __atomic_store_n(&xfer->moved_bytes, moved, __ATOMIC_RELEASE);
+    }
+}
+
 static void perform(struct heft_xfer *xfer)
 {
     struct fake_source *fake = &fakes[xfer->source];
     struct heft_xfer_result result = {.size = sizeof(result), .transport = "fake", .failed_run = -1};
     int64_t number;
+    int is_rated;
 
     (void)pthread_mutex_lock(&fake_lock);
     number = (int64_t)fake->count++;
+    is_rated = fake->rate > 0;
     (void)pthread_mutex_unlock(&fake_lock);
     result.start_ns = heft_now_ns();
     if (fake->delay_us)
         (void)usleep(fake->delay_us);
+    if (is_rated)
+        keep_to_rate(xfer, fake);
     if (fake->freezes_after >= 0 && number >= fake->freezes_after)
         while (!__atomic_load_n(&xfer->cancel, __ATOMIC_ACQUIRE))
             (void)usleep(500);
@@ -180,6 +211,7 @@ int heft_xfer_post(struct heft_xfer *xfer, struct heft_error *error)
     assert_int_equal(__atomic_load_n(&xfer->active, __ATOMIC_ACQUIRE), 0);
     __atomic_store_n(&xfer->active, 1, __ATOMIC_RELEASE);
     __atomic_store_n(&xfer->cancel, 0, __ATOMIC_RELEASE);
+    __atomic_store_n(&xfer->moved_bytes, 0, __ATOMIC_RELEASE);
     if (fakes[xfer->source].inside_post) {
         perform(xfer);
         return HEFT_OK;
@@ -196,6 +228,13 @@ int heft_xfer_cancel(struct heft_xfer *xfer)
 {
     __atomic_store_n(&xfer->cancel, 1, __ATOMIC_RELEASE);
     return HEFT_OK;
+}
+
+void heft_xfer_get_result(const struct heft_xfer *xfer, struct heft_xfer_result *result_out)
+{
+    *result_out = (struct heft_xfer_result){.size = sizeof(*result_out)};
+    result_out->status = __atomic_load_n(&xfer->active, __ATOMIC_ACQUIRE) ? HEFT_ERR_AGAIN : HEFT_OK;
+    result_out->bytes = __atomic_load_n(&xfer->moved_bytes, __ATOMIC_ACQUIRE);
 }
 
 int heft_xfer_release(struct heft_xfer *xfer)
@@ -261,7 +300,8 @@ void heft_bounce_free(struct heft_bounce *bounce)
 
 /* ---- one load ---- */
 
-static int on_device; /* the next world's destination is a GPU's memory, so to say */
+static uint32_t credits = 4; /* of the next world's sources */
+static int on_device;        /* the next world's destination is a GPU's memory, so to say */
 
 struct world {
     struct heft_manifest *manifest;
@@ -326,7 +366,7 @@ static void setup(struct world *world, uint32_t sources, int with_expected)
         manifests[index] = world->manifest;
         world->sources[index] = (struct heft_source){.kind = HEFT_SOURCE_PEER,
                                                      .state = HEFT_SOURCE_READY,
-                                                     .credits = 4,
+                                                     .credits = credits,
                                                      .manifest = world->manifest,
                                                      .peer = &peers[index],
                                                      .regions = world->regions};
@@ -410,6 +450,68 @@ static void all_sources_share_the_work_and_a_fast_one_takes_more(void **state)
     assert_int_equal(heft_executor_bytes_done(world.executor), TENSORS * TENSOR_BYTES);
     assert_int_equal(heft_executor_blocks_verified(world.executor), world.manifest->block_count);
     teardown(&world);
+}
+
+/* In the order of asking, each would hold half of the chunks, and the slow one take 2.7 s for its half. */
+static void sources_of_unlike_rates_are_done_at_about_the_same_time(void **state)
+{
+    const double bound_s = (double)(TENSORS * TENSOR_BYTES) / 16e6 / 0.7; /* 1.9 s */
+    int tries, within = 0, order;
+
+    (void)state;
+    credits = 16;
+    for (order = 0; order < 2; order++) {
+        for (tries = within = 0; tries < 5 && !within; tries++) { /* the machine may be busy */
+            struct world world;
+            struct heft_error error = HEFT_ERROR_INIT;
+            uint64_t begin;
+
+            calm();
+            fakes[order].rate = 4000000;
+            fakes[1 - order].rate = 12000000;
+            setup(&world, 2, 1);
+            begin = heft_now_ns();
+            assert_int_equal(run(&world, &error), 0);
+            within = (double)(heft_now_ns() - begin) / 1e9 < bound_s;
+            check_bytes(&world);
+            assert_int_equal(world.sources[0].bytes + world.sources[1].bytes, TENSORS * TENSOR_BYTES);
+            teardown(&world);
+        }
+        assert_true(within);
+    }
+    credits = 4;
+}
+
+/* Its rate fell to a tenth in the middle: what it holds is moved to the other one. */
+static void a_source_that_becomes_slow_holds_up_nothing(void **state)
+{
+    const double bound_s = (double)(TENSORS * TENSOR_BYTES) / 12e6 / 0.6;
+    int tries, within = 0;
+
+    (void)state;
+    credits = 16;
+    for (tries = 0; tries < 5 && !within; tries++) {
+        struct world world;
+        struct heft_error error = HEFT_ERROR_INIT;
+        uint64_t begin;
+
+        calm();
+        fakes[0].rate = 12000000;
+        fakes[1].rate = 12000000;
+        setup(&world, 2, 1);
+        begin = heft_now_ns();
+        heft_executor_start(world.executor);
+        assert_int_equal(heft_executor_wait(world.executor, 400, &error), HEFT_ERR_AGAIN);
+        (void)pthread_mutex_lock(&fake_lock);
+        fakes[0].rate = 200000;
+        (void)pthread_mutex_unlock(&fake_lock);
+        assert_int_equal(heft_executor_wait(world.executor, 60000, &error), 0);
+        within = (double)(heft_now_ns() - begin) / 1e9 < bound_s;
+        check_bytes(&world);
+        teardown(&world);
+    }
+    assert_true(within);
+    credits = 4;
 }
 
 static void a_dying_source_gives_its_chunks_to_the_others(void **state)
@@ -765,6 +867,8 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(all_sources_share_the_work_and_a_fast_one_takes_more),
+        cmocka_unit_test(sources_of_unlike_rates_are_done_at_about_the_same_time),
+        cmocka_unit_test(a_source_that_becomes_slow_holds_up_nothing),
         cmocka_unit_test(a_dying_source_gives_its_chunks_to_the_others),
         cmocka_unit_test(without_a_source_left_the_error_lists_all_of_them),
         cmocka_unit_test(wrong_bytes_lose_the_source_not_the_load),

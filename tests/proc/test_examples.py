@@ -8,6 +8,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+import zlib
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 import fleet as f  # noqa: E402
@@ -73,6 +74,94 @@ def the_examples_serve_and_load():
             if serve.poll() is None:
                 serve.kill()
         assert fleet.replicas(directory) == []
+
+
+class Two:
+    """An example's two processes: the first stays until its standard input ends."""
+
+    def __init__(self, heft, *command):
+        self.command = command
+        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+                                        env={**os.environ, "LD_LIBRARY_PATH": heft.libdir})
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        if self.process.poll() is None:
+            self.process.kill()
+        self.process.wait()
+        self.process.stdin.close()
+        self.process.stdout.close()
+
+    def line(self):
+        return self.process.stdout.readline().rstrip("\n")
+
+    def say(self, text):
+        self.process.stdin.write(text + "\n")
+        self.process.stdin.flush()
+
+    def end(self):
+        """What it says to its end, which is a good one."""
+        out, _ = self.process.communicate(timeout=f.WAIT)
+        assert self.process.returncode == 0, (self.command, out)
+        return out
+
+
+def pages_are_pulled_files_passed_on_and_words_told():
+    if plain_build():
+        return plain_build()
+    with f.Fleet() as fleet:
+        heft = Installed(fleet)
+        for name in ("kv_pull", "pipeline", "notify"):
+            heft.build(os.path.join(f.ROOT, "examples", f"{name}.c"), fleet.path(name))
+        card = fleet.path("kv.card")
+        done = heft.run(fleet.path("kv_pull"), "decode", card)
+        assert done.returncode == 1 and "No such file" in done.stderr, done
+        with Two(heft, fleet.path("kv_pull"), "prefill", card) as prefill:
+            assert prefill.line() == "serving 32 layers of 256 pages"
+            done = heft.run(fleet.path("kv_pull"), "decode", card, "3")
+            assert done.returncode == 0 and done.stdout.startswith("3 rounds of 2048 pages by local: "), done
+            assert prefill.end() == ""
+        done = heft.run(fleet.path("kv_pull"), "decode", card)
+        assert done.returncode == 1 and "connecting: UNAVAILABLE" in done.stderr, done
+
+        for size, room in ((3 << 20, 4), ((9 << 20) + 1, 16), (0, 1)):
+            card, data = fleet.path(f"file.{size}"), os.urandom(size)
+            with open(fleet.path("data"), "wb") as out:
+                out.write(data)
+            with Two(heft, fleet.path("pipeline"), "receive", card, str(room)) as receiver:
+                assert receiver.line().startswith("ready for ")
+                done = heft.run(fleet.path("pipeline"), "send", card, fleet.path("data"))
+                assert done.returncode == 0 and done.stdout == f"sent {size} bytes\n", done
+                assert receiver.end() == f"{size} bytes, {zlib.adler32(data):08x}\n"
+
+        card = fleet.path("words.card")
+        with Two(heft, fleet.path("notify"), "listen", card) as listener:
+            assert listener.line() == "listening"
+            done = heft.run(fleet.path("notify"), "tell", card, "one", "and two")
+            assert done.returncode == 0, done
+            assert listener.end() == "300 writes counted, their values make 44850\nteller says one\nteller says and two\n"
+        for name in ("kv_pull", "pipeline", "notify"):
+            done = heft.run(fleet.path(name), "nonsense")
+            assert done.returncode == 2 and done.stderr.startswith("usage: "), done
+
+
+def agents_find_each_other_and_tell_changes():
+    if plain_build():
+        return plain_build()
+    with f.Fleet() as fleet:
+        heft = Installed(fleet)
+        heft.build(os.path.join(f.ROOT, "examples", "metadata.c"), fleet.path("metadata"), "heft-control")
+        for directory in (f"file:{fleet.path('agents.json')}", fleet.heftd().address):
+            with Two(heft, fleet.path("metadata"), "publish", directory, "me") as publisher:
+                assert publisher.line() == "published me"
+                with Two(heft, fleet.path("metadata"), "watch", directory, "me") as watcher:
+                    assert re.fullmatch(r"epoch \d+: hello", watcher.line())
+                    publisher.say("more")
+                    assert re.fullmatch(r"epoch \d+: hello more", watcher.line())
+                    publisher.end()
+                    assert watcher.end() == "me is gone\n"
 
 
 def the_program_of_the_readme_runs():
@@ -145,6 +234,7 @@ def a_plug_in_built_out_of_tree_moves_bytes_and_broken_ones_are_refused():
 
 
 TESTS = [a_plug_in_built_out_of_tree_moves_bytes_and_broken_ones_are_refused, the_examples_serve_and_load,
+         pages_are_pulled_files_passed_on_and_words_told, agents_find_each_other_and_tell_changes,
          the_program_of_the_readme_runs, heft_and_heftd_run_from_where_they_are_installed]
 
 if __name__ == "__main__":

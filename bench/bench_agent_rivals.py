@@ -299,7 +299,7 @@ def ucx_latency(tls, test):
 def latency(options, _):
     kept = {}
     for _ in range(options.turns):
-        run = subprocess.run([os.path.join(options.build, "bench", "bench_notify"), "20000"], capture_output=True,
+        run = subprocess.run([os.path.join(options.build, "bench", "bench_notify"), "2000"], capture_output=True,
                              text=True, timeout=300, check=True)
         for line in run.stdout.splitlines()[:len(run.stdout.splitlines()) // 2]:
             name, _, rest = line.partition("one way")

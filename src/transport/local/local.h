@@ -13,8 +13,9 @@
 /* A worker takes this much of a large operation at a time. */
 #define LOCAL_SLICE_BYTES ((uint64_t)1 << 20)
 #define LOCAL_SLICE_CUTS 4096u
-/* Cancel is looked at this often, progress is counted this often. */
-#define LOCAL_STEP_BYTES ((uint64_t)256 << 10)
+/* Cancel is looked at this often, progress is counted four times as often. The most of one cross-memory call:
+ * at a quarter of it the calls' own cost is 7 % of the time. */
+#define LOCAL_STEP_BYTES ((uint64_t)1 << 20)
 /* HEFT_XFER_INLINE up to this size; above it another thread would only wait. */
 #define LOCAL_INLINE_BYTES ((uint64_t)2 << 20)
 /* iovecs of one cross-memory call (the kernel's own limit). */

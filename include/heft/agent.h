@@ -415,8 +415,9 @@ int heft_xfer_wait(struct heft_xfer *xfer, uint64_t timeout_ms);
 int heft_xfer_wait_any(struct heft_xfer *const *xfers, size_t count, uint64_t timeout_ms, size_t *index_out);
 /*
  * Asks for the end. The transfer ends CANCELED, or as it would have, once nothing touches its local memory
- * any more. What was on its way of a canceled WRITE may still arrive at the peer: its remote range is
- * undefined, also for later writes to the same place, until the peer was closed and connected again.
+ * any more. What was on its way of a WRITE that was canceled or failed may still arrive at the peer: its
+ * remote range is undefined, also for later writes to the same place, until the peer was closed and its agent
+ * has heard that (HEFT_AGENT_PEER_EVENTS there). Another connection, made at once, may be faster.
  */
 int heft_xfer_cancel(struct heft_xfer *xfer);
 /* BUSY while active; also until its callback has begun. NULL is allowed. */

@@ -339,6 +339,18 @@ static void reconnect(struct rig *rig)
     }
 }
 
+static void settle(struct rig *rig)
+{
+    int turn;
+
+    if (rig->peer)
+        assert_int_equal(heft_peer_close(rig->peer, NULL), 0);
+    rig->peer = NULL;
+    for (turn = 0; turn < 20000 && STAT(rig->server, peers_accepted); turn++)
+        (void)usleep(1000);
+    assert_int_equal(STAT(rig->server, peers_accepted), 0);
+}
+
 /* The end of one transfer: right, or an error that says why. */
 static void expect_right_or_reason(struct rig *rig, enum heft_op op, struct heft_xfer *xfer,
                                    const struct heft_run *runs, size_t count, struct tally *tally)
@@ -357,9 +369,8 @@ static void expect_right_or_reason(struct rig *rig, enum heft_op op, struct heft
     } else {
         tally->right++;
     }
-    if (rc && op == HEFT_OP_WRITE) { /* what is on its way may still arrive until the peer is closed */
-        assert_int_equal(heft_peer_close(rig->peer, NULL), 0);
-        rig->peer = NULL;
+    if (rc && op == HEFT_OP_WRITE) { /* what is on its way may still arrive until the server hears the end */
+        settle(rig);
     } else {
         assert_memory_equal(op == HEFT_OP_READ ? rig->near : rig->far + rig->far_at, rig->model, BYTES);
     }
@@ -416,18 +427,6 @@ static int steady_fds(void)
         count = now;
     }
     return count;
-}
-
-static void settle(struct rig *rig)
-{
-    int turn;
-
-    if (rig->peer)
-        assert_int_equal(heft_peer_close(rig->peer, NULL), 0);
-    rig->peer = NULL;
-    for (turn = 0; turn < 20000 && STAT(rig->server, peers_accepted); turn++)
-        (void)usleep(1000);
-    assert_int_equal(STAT(rig->server, peers_accepted), 0);
 }
 
 static void cut_connections_cost_their_transfer_and_nothing_else(void **state)

@@ -355,12 +355,11 @@ int local_copy(struct local_endpoint *endpoint, const struct heft_claim *claim, 
 /* ---- one piece ---- */
 
 /* Through the file of the peer's memory, which costs less than an attach, and which ends with the process: it
- * can't be that of the pid's next owner. */
-static int copy_by_file(const struct copy *copy, int memory, char *here, uint64_t there, uint64_t left)
+ * can't be that of the pid's next owner. Reads only: writes to it pass over the protection of pages. */
+static int read_by_file(const struct copy *copy, int memory, char *here, uint64_t there, uint64_t left)
 {
     while (left > 0) {
-        ssize_t moved = copy->op->kind == HEFT_OP_READ ? pread(memory, here, left, (off_t)there)
-                                                       : pwrite(memory, here, left, (off_t)there);
+        ssize_t moved = pread(memory, here, left, (off_t)there);
 
         if (moved < 0 && errno == EINTR)
             continue;
@@ -384,11 +383,11 @@ int local_copy_piece(struct local_endpoint *endpoint, struct heft_transport_op *
     if (length == 0)
         return HEFT_ERR_AGAIN;
     rc = check_move(&copy, move, &there);
-    if (rc == 0 && there == NULL && memory < 0)
+    if (rc == 0 && there == NULL && (memory < 0 || op->kind == HEFT_OP_WRITE))
         return HEFT_ERR_AGAIN;
     here = (char *)move->local->address + move->local_offset_bytes;
     if (rc == 0 && there == NULL)
-        rc = copy_by_file(&copy, memory, here, (uintptr_t)move->remote->address + move->remote_offset_bytes,
+        rc = read_by_file(&copy, memory, here, (uintptr_t)move->remote->address + move->remote_offset_bytes,
                           length);
     else if (rc == 0 && op->kind == HEFT_OP_READ)
         copy_small(here, there + move->remote_offset_bytes, length);

@@ -151,7 +151,7 @@ static void open_memory(struct local_endpoint *endpoint)
     if (number == 0)
         return;
     (void)snprintf(path, sizeof(path), "/proc/%d/mem", number);
-    memory = open(path, O_RDWR | O_CLOEXEC);
+    memory = open(path, O_RDONLY | O_CLOEXEC);
     if (memory >= 0 && !local_peer_alive(endpoint)) {
         (void)close(memory);
         memory = -1;

@@ -15,6 +15,7 @@
 #define ALL_BYTES (INNER_BYTES + 2 * GUARD_BYTES)
 #define FAR_BYTES ((uint64_t)5 << 30)
 #define FAR_UNMAPPED_AT ((uint64_t)1 << 20)
+#define FAR_LOCKED_AT ((uint64_t)2 << 20)
 #define FAR_AT (((uint64_t)4 << 30) - INNER_BYTES / 2) /* a window across 4 GiB */
 
 enum { SHARED = 0, PLAIN = 1, READ_ONLY = 2, FAR = 3 };
@@ -113,9 +114,10 @@ static int serve_main(const char *listen)
             other_write(1, &rc, sizeof(rc));
             continue;
         }
-        if (command == 'u') {
+        if (command == 'u') { /* a page goes, another may not be written any more */
             int rc = munmap(serving.far_bytes + FAR_UNMAPPED_AT, GUARD_BYTES);
 
+            rc |= mprotect(serving.far_bytes + FAR_LOCKED_AT, GUARD_BYTES, PROT_READ);
             other_write(1, &rc, sizeof(rc));
             continue;
         }
@@ -545,6 +547,8 @@ static void single_pieces_by_cross_memory_attach(void **state)
     assert_int_equal(rc, 0);
     assert_int_equal(write_piece(&writer, FAR, FAR_UNMAPPED_AT + 8, 8), HEFT_ERR_STALE);
     assert_int_equal(write_piece(&writer, FAR, FAR_UNMAPPED_AT - 8, 8), 0);
+    assert_int_equal(write_piece(&writer, FAR, FAR_LOCKED_AT + 8, 8), HEFT_ERR_STALE);
+    assert_int_equal(write_piece(&writer, FAR, FAR_LOCKED_AT - 8, 8), 0);
     other_end(&writer.other, SIGKILL);
     assert_int_equal(write_piece(&writer, FAR, FAR_UNMAPPED_AT - 8, 8), HEFT_ERR_PEER_LOST);
     assert_int_equal(heft_agent_close(writer.agent, NULL), 0);

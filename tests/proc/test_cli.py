@@ -18,6 +18,7 @@ import time
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 import fleet as f  # noqa: E402
+import object_servers as o  # noqa: E402
 from test_misuse import refused  # noqa: E402
 
 
@@ -224,26 +225,34 @@ def on_a_terminal(fleet, command, columns, stop_at=None):
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), got
 
 
+def slow_model(fleet, pace):
+    """The URL of a model of 24 MiB that comes at `pace` bytes a tenth of a second and connection, and its server."""
+    folder = fleet.model(table="large", size="24M", shards_=1)
+    server = o.Scripted(o.files_of(folder, "/m"), lambda r: o.Fault(pace=pace) if r.first else None)
+    fleet.env["HEFT_OBJECT_CONNECTIONS"] = "2"
+    return server.url + "/m", server
+
+
 def the_progress_line_fits_every_terminal():
     with f.Fleet() as fleet:
-        model = fleet.model(table="large", size="512M", shards_=2)
-        for columns in (40, 80, 132):
-            code, got = on_a_terminal(fleet, [f.HEFT, "load", model, "--workers", "1"], columns)
-            assert code == 0, got
-            bars = [b for b in got.split(b"\r\033[K") if b.startswith(b"move")]
-            assert bars, got
-            for bar in bars:
-                bar = bar.split(b"loaded")[0]
-                assert len(bar) < columns and b"\n" not in bar, (columns, bar)
-            assert b"%" in bars[0] and (columns < 80 or b"#" in bars[-1]), bars
+        url, server = slow_model(fleet, 1 << 20)
+        with server:
+            for columns in (40, 80, 132):
+                code, got = on_a_terminal(fleet, [f.HEFT, "load", url], columns)
+                assert code == 0, got
+                bars = [b for b in got.split(b"\r\033[K") if b.startswith(b"move")]
+                assert bars, got
+                for bar in bars:
+                    bar = bar.split(b"loaded")[0]
+                    assert len(bar) < columns and b"\n" not in bar, (columns, bar)
+                assert b"%" in bars[0] and (columns < 80 or b"#" in bars[-1]), bars
 
 
 def control_c_ends_a_load_with_one_line():
     with f.Fleet() as fleet:
-        model = fleet.model(table="large", size="1G", shards_=2)
-        code, got = on_a_terminal(fleet, [f.HEFT, "load", model, "--workers", "1"], 80, stop_at=b"move")
-        if code == 0:
-            return "the load was done before Ctrl-C came"
+        url, server = slow_model(fleet, 64 << 10)
+        with server:
+            code, got = on_a_terminal(fleet, [f.HEFT, "load", url], 80, stop_at=b"move")
         text = got.split(b"\r\033[K")[-1].replace(b"^C", b"").decode().strip()
         assert code == 1 and text == "heft: load: CANCELED: the load was canceled", (code, text)
 

@@ -466,7 +466,8 @@ static int note_seen(struct remote *remote, uint32_t at, const struct heft_objec
     seen->head = malloc(bytes ? bytes : 1);
     if (!seen->head)
         return no_memory(error);
-    memcpy(seen->head, fetch->data.data, bytes);
+    if (bytes)
+        memcpy(seen->head, fetch->data.data, bytes);
     seen->head_bytes = bytes;
     remote->heads_bytes += bytes;
     return HEFT_OK;

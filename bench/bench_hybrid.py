@@ -6,17 +6,14 @@ in the middle costs. Prints a Markdown table; nothing is asserted.
   bench_hybrid.py [--sizes 16M,64M,256M,1G] [--rates 20,60] [--rounds 5] [--kill-bytes 256M]
 
 The places are nginx and a replica (heft serve), each behind bench/object_proxy, which lets all its connections together pass at most
-its rate (MB/s); or two nginx. The sides are run in turn. "alone" is a load from one place, what the sum is made of."""
+its rate (MB/s); or nginx twice. The sides are run in turn. "alone" is a load from one place, what the sum is made of. Of a load in
+which a place dies, the limit is the time that both would take for a third and the other one for the rest."""
 import argparse
-import json
 import os
 import shutil
 import statistics
-import subprocess
 import sys
 import tempfile
-import threading
-import time
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 sys.path.insert(0, os.path.join(ROOT, "tests", "proc"))
@@ -60,7 +57,7 @@ def measure_deaths(fleet, root, args, kind):
         found = []
         for _ in range(args.rounds):
             with t.Places(fleet, root, model, kind, slow, fast) as places:
-                size = f.sizes_of_tensors(model)
+                size = parse_bytes(args.kill_bytes)
                 after = size / 3 / (slow + fast)
                 left = (slow, fast)[1 - dies]
                 report = places.load((0, 1), kill=dies, after=after)

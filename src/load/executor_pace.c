@@ -75,21 +75,40 @@ static double end_with(const struct lane *lane, double bytes, double common, dou
     return rate > 0 ? bytes / rate : NEVER;
 }
 
-/* When all of them together could be done with everything. */
-static double common_end(const struct heft_executor *executor, double common)
+/* When all of them together could be done with everything. Half of that until it is known who is fast: what
+ * is kept back goes to that one. */
+static double common_end(const struct heft_executor *executor, double common, int *unknown_out)
 {
     double left = (double)(executor->options.plan->total_bytes - heft_executor_bytes_done(executor)), sum = 0;
     uint32_t index;
+    int unknown = 0;
 
     for (index = 0; index < executor->lane_count; index++) {
         const struct lane *lane = &executor->lanes[index];
         double rate = seen_rate(lane);
 
         left -= (double)lane->seen_bytes;
-        if (counts(executor, lane))
-            sum += rate == NO_RATE ? common : rate;
+        if (!counts(executor, lane))
+            continue;
+        unknown |= rate == NO_RATE && (lane->held > 0 || heft_now_ns() < executor->started_ns + ARRIVAL_NS);
+        sum += rate == NO_RATE ? common : rate;
     }
+    if (unknown)
+        left /= 2;
+    *unknown_out = unknown;
     return sum > 0 ? left / sum : NEVER;
+}
+
+/* There is another source for the chunk, none that is `but`. */
+static int other_counts(const struct heft_executor *executor, uint32_t source, uint64_t chunk, uint32_t but)
+{
+    uint32_t index;
+
+    for (index = 0; index < executor->lane_count; index++)
+        if (index != source && index != but && counts(executor, &executor->lanes[index]) &&
+            heft_executor_may_take(executor, index, chunk))
+            return 1;
+    return 0;
 }
 
 int heft_executor_leaves(const struct heft_executor *executor, uint32_t source, uint64_t chunk, uint32_t but)
@@ -97,14 +116,17 @@ int heft_executor_leaves(const struct heft_executor *executor, uint32_t source, 
     const struct lane *lane = &executor->lanes[source];
     double size = (double)executor->options.plan->chunks[chunk].size_bytes, common, mine, all;
     uint32_t index;
+    int unknown;
 
     if (executor->lane_count < 2)
         return 0;
     common = common_rate(executor);
     mine = end_with(lane, size, common, LEAST_RATE);
-    all = common_end(executor, common);
-    if (mine <= (seen_rate(lane) == NO_RATE ? all / 2 : all)) /* half is kept until it is known who is fast */
+    all = common_end(executor, common, &unknown);
+    if (mine <= all)
         return 0;
+    if (unknown && lane->held > 0 && other_counts(executor, source, chunk, but))
+        return 1;
     for (index = 0; index < executor->lane_count; index++) {
         const struct lane *other = &executor->lanes[index];
 

@@ -9,6 +9,7 @@
  * on three counters: one is waited for, one is polled by its descriptor beside everything else a program
  * polls, one calls a function. Words are notifications: bytes that arrive in order, each once.
  */
+#define _POSIX_C_SOURCE 200809L
 #include <heft/heft.h>
 #include <heft/metadata.h>
 #include <inttypes.h>
@@ -18,6 +19,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <time.h>
 
 #define WRITES 100u
 #define SLOTS (3 * WRITES)
@@ -127,7 +129,8 @@ static int listen_to(const char *card)
     struct heft_memory_info info;
     struct heft_memory *memory;
     struct heft_agent *agent;
-    struct call call = {.error = HEFT_ERROR_INIT};
+    static struct call call = {.error = HEFT_ERROR_INIT}; /* a late call must still find it */
+    struct timespec until;
     uint64_t sum = 0;
     uint32_t index;
 
@@ -154,7 +157,12 @@ static int listen_to(const char *card)
         return failed("waiting");
     if (poll_counter(polled))
         return failed("polling");
-    (void)sem_wait(&call.over);
+    (void)clock_gettime(CLOCK_REALTIME, &until);
+    until.tv_sec += WAIT_MS / 1000;
+    if (sem_timedwait(&call.over, &until)) {
+        fprintf(stderr, "notify: nobody called in %d s\n", WAIT_MS / 1000);
+        return 1;
+    }
     if (call.status) {
         error = call.error;
         return failed("being called");

@@ -455,6 +455,21 @@ int heft_manifest_want_held(struct heft_manifest *manifest, struct heft_error *e
 
 /* ---- asking ---- */
 
+uint64_t heft_manifest_tensor_of_block(const struct heft_manifest *manifest, uint64_t block)
+{
+    uint64_t low = 0, high = manifest->tensor_count;
+
+    while (high - low > 1) {
+        uint64_t middle = low + (high - low) / 2;
+
+        if (manifest->tensors[middle].first_block <= block)
+            low = middle;
+        else
+            high = middle;
+    }
+    return low;
+}
+
 uint64_t heft_manifest_find(const struct heft_manifest *manifest, const char *name, size_t name_bytes)
 {
     uint64_t index;

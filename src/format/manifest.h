@@ -104,6 +104,8 @@ uint64_t heft_manifest_find_near(const struct heft_manifest *manifest, uint64_t 
                                  size_t name_bytes);
 /* True when every block of [first, first+count) is held. */
 int heft_manifest_holds(const struct heft_manifest *manifest, uint64_t first_block, uint64_t count);
+/* The tensor that owns the block: the last one whose first_block is not above it. */
+uint64_t heft_manifest_tensor_of_block(const struct heft_manifest *manifest, uint64_t block);
 /*
  * Two digests that put the names in order each time they are asked for, of a finished manifest: over names,
  * dtypes, shapes and boxes, wherever bytes lie; and over all tensor digests, 0 when those are not known.

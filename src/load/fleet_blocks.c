@@ -256,25 +256,9 @@ int heft_fleet_list_blocks(struct heft_fleet *fleet, struct heft_error *error)
     return rc ? heft_error_set(error, rc, "listing the blocks that loads exchange") : HEFT_OK;
 }
 
-/* The tensor that owns the block: the last one whose first_block is not above it. */
-static uint64_t tensor_of(const struct heft_manifest *manifest, uint64_t block)
-{
-    uint64_t low = 0, high = manifest->tensor_count;
-
-    while (high - low > 1) {
-        uint64_t middle = low + (high - low) / 2;
-
-        if (manifest->tensors[middle].first_block <= block)
-            low = middle;
-        else
-            high = middle;
-    }
-    return low;
-}
-
 uint64_t heft_fleet_block_digest(const struct heft_fleet *fleet, uint64_t block)
 {
-    uint64_t index = tensor_of(fleet->manifest, block), at, size;
+    uint64_t index = heft_manifest_tensor_of_block(fleet->manifest, block), at, size;
     const struct heft_manifest_tensor *tensor = &fleet->manifest->tensors[index];
     uint64_t computed = fleet->move.computed_first[fleet->entry_of[index]];
 

@@ -95,22 +95,6 @@ struct digest_work {
 
 #define BLOCKS_PER_BATCH 64u
 
-/* The tensor that owns `block`: the last one whose first_block is not above it. */
-static uint64_t tensor_of_block(const struct heft_manifest *manifest, uint64_t block)
-{
-    uint64_t low = 0, high = manifest->tensor_count;
-
-    while (high - low > 1) {
-        uint64_t middle = low + (high - low) / 2;
-
-        if (manifest->tensors[middle].first_block <= block)
-            low = middle;
-        else
-            high = middle;
-    }
-    return low;
-}
-
 static void *digest_thread(void *argument)
 {
     struct digest_work *work = argument;
@@ -122,7 +106,7 @@ static void *digest_thread(void *argument)
 
         if (first >= manifest->block_count)
             return NULL;
-        tensor = tensor_of_block(manifest, first);
+        tensor = heft_manifest_tensor_of_block(manifest, first);
         for (block = first; block < first + BLOCKS_PER_BATCH && block < manifest->block_count; block++) {
             const struct heft_manifest_tensor *t = &manifest->tensors[tensor];
             uint64_t at, size;

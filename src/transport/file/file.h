@@ -10,6 +10,7 @@
  *   hot      in the page cache: preadv by the worker, straight to the places
  *   in place cold, one destination that O_DIRECT accepts: the middle straight there, the edges through 4 KiB
  *   staged   cold, anything else: O_DIRECT into a slot of the staging memory, then copied to the places
+ *   picked   cold, with gaps that cost more to read over than to ask around: one read a run of blocks
  *   plain    cold, where O_DIRECT is refused: like in place or staged, but buffered
  *
  * Cold pieces go through the lane's io_uring, or, where that is refused, through preadv of the worker. Files:
@@ -17,6 +18,7 @@
  *   task.c    cutting and walking: arithmetic without I/O
  *   source.c  what is known of a file: O_DIRECT, its alignment, the page cache
  *   piece.c   one piece from taken to landed
+ *   pick.c    which gaps to read over: what a read costs beside its bytes, as measured
  *   lane.c    workers: taking pieces, the ring
  */
 #ifndef HEFT_TRANSPORT_FILE_FILE_H
@@ -31,7 +33,7 @@
 #include <pthread.h>
 #include <sys/uio.h>
 
-#define HEFT_FILE_GAP_BYTES ((uint64_t)64 << 10)       /* read over, not around */
+#define HEFT_FILE_GAP_BYTES ((uint64_t)256 << 10)      /* wider ones end a piece */
 #define HEFT_FILE_BLOCK_BYTES ((uint64_t)4096)         /* cuts, and the largest block O_DIRECT may ask for */
 #define HEFT_FILE_PIECE_BYTES ((uint64_t)1 << 20)      /* with io_uring */
 #define HEFT_FILE_SYNC_PIECE_BYTES ((uint64_t)4 << 20) /* without: one read a worker is in flight */
@@ -49,7 +51,8 @@ enum heft_file_mode {
     HEFT_FILE_NO_CACHE_QUERY = 4, /* as if the page cache did not answer */
     HEFT_FILE_ALL_COLD = 8,       /* as if nothing were in the page cache */
     HEFT_FILE_REFUSE_DIRECT = 16, /* O_DIRECT opens, but reads are answered EINVAL */
-    HEFT_FILE_NO_REGISTER = 32    /* as if RLIMIT_MEMLOCK were small */
+    HEFT_FILE_NO_REGISTER = 32,   /* as if RLIMIT_MEMLOCK were small */
+    HEFT_FILE_NO_GAPS = 64        /* as if a read cost nothing beside its bytes */
 };
 /* For transports opened and regions added later. */
 void heft_file_force_mode(uint32_t mode);
@@ -95,6 +98,27 @@ struct heft_file_cursor {
     uint64_t byte;
 };
 
+/*
+ * What reads cost a lane: the time from one answer to the next is a cost of each read and a cost of each
+ * byte, both by least squares over all answers. A gap that takes longer to read than another read does is not
+ * read.
+ */
+struct heft_file_gauge {
+    uint64_t since_ns; /* the window's begin */
+    uint64_t window_reads, window_picked, window_bytes;
+    uint64_t picked; /* reads that went around gaps: they tell what a read costs */
+    double reads_reads, reads_bytes, bytes_bytes, reads_ns, bytes_ns; /* sums of products */
+    uint64_t gap_bytes;                                               /* 0: not known yet */
+};
+/* Until the gauge knows: of what an SSD does. */
+#define HEFT_FILE_GAUGE_GAP_BYTES ((uint64_t)8 << 10)
+
+/* A read begins while none is in flight. */
+void heft_file_gauge_begin(struct heft_file_gauge *gauge, uint64_t now_ns);
+/* So many answers came since the last call, `picked` of them to reads of picked pieces. */
+void heft_file_gauge_note(struct heft_file_gauge *gauge, uint64_t now_ns, uint64_t reads, uint64_t picked,
+                          uint64_t bytes);
+
 struct heft_file_task {
     struct heft_task common;
     size_t *order; /* moves in file order; NULL: as given */
@@ -111,6 +135,7 @@ enum heft_file_path {
     HEFT_FILE_READ_HOT,
     HEFT_FILE_IN_PLACE,
     HEFT_FILE_STAGED,
+    HEFT_FILE_PICKED,
     HEFT_FILE_PLAIN
 };
 
@@ -122,9 +147,17 @@ struct heft_file_piece {
     uint64_t payload_bytes;           /* what lands: the span less gaps, more where elements overlap */
     uint64_t elements;
     uint8_t *flat; /* where everything goes, in one run; NULL: several places */
+    uint64_t widest_gap_bytes;
+    int backwards; /* an element begins before the end of another: no runs in the file's order */
     enum heft_file_path path;
-    uint8_t *slot;  /* staging, or NULL */
-    uint8_t *edges; /* two blocks, the piece's for life */
+    int direct;         /* by O_DIRECT */
+    uint64_t gap_bytes; /* of a picked piece: wider ones are not read */
+    uint64_t got_bytes;
+    uint32_t unanswered; /* reads of a picked piece, and one while they are being asked for */
+    int status;          /* of a picked piece: the first read's that failed, -errno */
+    uint32_t in_ring;    /* reads that the lane's ring has */
+    uint8_t *slot;       /* staging, or NULL */
+    uint8_t *edges;      /* two blocks, the piece's for life */
     uint64_t read_begin_bytes, read_bytes;
     struct iovec iov[3];
     int iov_count;
@@ -148,6 +181,23 @@ void heft_file_walk_start(const struct heft_file_piece *piece, struct heft_file_
 /* The next run of a piece; 0 at its end. */
 int heft_file_walk_next(struct heft_file_walk *walk, uint64_t *file_offset_out, uint8_t **address_out,
                         uint64_t *bytes_out);
+/*
+ * A picked piece's reads: whole blocks of the file in its order, which lie in the slot one after the other.
+ * Runs whose blocks are no more than the piece's gap_bytes apart are one.
+ */
+struct heft_file_extent {
+    uint64_t begin_bytes, end_bytes; /* of the file */
+    uint64_t slot_bytes;             /* where in the slot */
+};
+struct heft_file_extents {
+    struct heft_file_walk walk;
+    uint64_t block_bytes, gap_bytes;
+    uint64_t begin_bytes, end_bytes; /* blocks of the run that was walked last */
+    uint64_t slot_bytes;
+    int more;
+};
+void heft_file_extents_start(const struct heft_file_piece *piece, struct heft_file_extents *extents);
+int heft_file_extents_next(struct heft_file_extents *extents, struct heft_file_extent *extent_out);
 /* The caller's index of the move at a cursor. */
 size_t heft_file_move_index(const struct heft_file_task *task, size_t order);
 
@@ -163,8 +213,9 @@ struct heft_file_lane {
     int ring_state; /* 0: not tried, 1: made, -1: refused */
     int registered; /* likewise: staging is registered with the ring */
     uint32_t staged_reads;
-    uint32_t in_flight; /* atomic for readers; the worker's */
+    uint32_t in_flight; /* reads; atomic for readers; the worker's */
     struct heft_file_piece *flying;
+    struct heft_file_gauge gauge;
 };
 
 /* Work that any worker may take. */
@@ -188,7 +239,7 @@ struct heft_transport {
     struct heft_file_piece *pieces, *free_pieces, *stalled;
     uint8_t **free_slots;
     uint32_t free_slot_count;
-    uint32_t lane_count, lane_limit; /* pieces in flight in one lane */
+    uint32_t lane_count, lane_limit; /* a lane with so many reads in flight takes no piece */
     struct heft_file_lane *lanes;
     struct heft_file_ticket *tickets; /* one a lane */
     uint32_t busy_jobs;               /* tickets, cancels and closes that are queued or run */
@@ -214,8 +265,10 @@ void heft_file_lane_close(struct heft_file_lane *lane);
 void heft_file_wake(struct heft_transport *transport, uint64_t count);
 /* Asks every lane to cancel what flies for tasks that ended. Without the lock. */
 void heft_file_cancel_flying(struct heft_transport *transport);
-/* Queues a read into the ring; 0: there is no ring. */
-int heft_file_lane_read(struct heft_file_lane *lane, struct heft_file_piece *piece, int fd);
+/* Queues a read of the piece's into the ring; 0: there is no ring. More than one part: they stay the piece's.
+ */
+int heft_file_lane_read(struct heft_file_lane *lane, struct heft_file_piece *piece, int fd,
+                        const struct iovec *parts, int part_count, uint64_t offset_bytes);
 
 /* file.c */
 /* A slot for the piece; 0: there is none, and the piece now waits among the stalled. */

@@ -23,7 +23,9 @@
 
 #define RING_ENTRIES 128u
 #define SLICE_NS (2 * HEFT_NS_PER_MS)
+#define ANSWER_ENTRIES 1024u /* a lane's last piece may be picked, of many reads */
 #define SUBMIT_BATCH 8u
+#define SUBMIT_PICKED 64u
 /* Registering pins all of the staging memory: only who reads a lot gets it back. */
 #define REGISTER_AFTER_READS 64u
 #define WAKE_MAX 64u
@@ -104,6 +106,7 @@ static void ring_ready(struct heft_watch *watch, uint32_t epoll_events);
 /* Made by the worker at its first cold read; its eventfd is watched. */
 static int open_ring(struct heft_file_lane *lane)
 {
+    struct io_uring_params params = {.flags = IORING_SETUP_CQSIZE, .cq_entries = ANSWER_ENTRIES};
     struct heft_error error = HEFT_ERROR_INIT;
     int rc;
 
@@ -112,7 +115,7 @@ static int open_ring(struct heft_file_lane *lane)
     lane->ring_state = -1;
     if (!lane->transport->uring)
         return 0;
-    rc = io_uring_queue_init(RING_ENTRIES, &lane->ring, 0);
+    rc = io_uring_queue_init_params(RING_ENTRIES, &lane->ring, &params);
     if (rc < 0)
         goto fail;
     lane->watch.ready = ring_ready;
@@ -146,25 +149,30 @@ static void register_staging(struct heft_file_lane *lane)
         lane->registered = 1;
 }
 
+/* One read more of the piece's. */
 static void fly(struct heft_file_lane *lane, struct heft_file_piece *piece)
 {
+    __atomic_store_n(&lane->in_flight, lane->in_flight + 1, __ATOMIC_RELAXED);
+    if (piece->in_ring++ > 0)
+        return;
     piece->prev = NULL;
     piece->next = lane->flying;
     if (lane->flying)
         lane->flying->prev = piece;
     lane->flying = piece;
-    __atomic_store_n(&lane->in_flight, lane->in_flight + 1, __ATOMIC_RELAXED);
 }
 
 static void unfly(struct heft_file_lane *lane, struct heft_file_piece *piece)
 {
+    __atomic_store_n(&lane->in_flight, lane->in_flight - 1, __ATOMIC_RELAXED);
+    if (--piece->in_ring > 0)
+        return;
     if (piece->prev)
         piece->prev->next = piece->next;
     else
         lane->flying = piece->next;
     if (piece->next)
         piece->next->prev = piece->prev;
-    __atomic_store_n(&lane->in_flight, lane->in_flight - 1, __ATOMIC_RELAXED);
 }
 
 /*
@@ -213,7 +221,8 @@ static struct io_uring_sqe *next_entry(struct heft_file_lane *lane)
     return sqe;
 }
 
-int heft_file_lane_read(struct heft_file_lane *lane, struct heft_file_piece *piece, int fd)
+int heft_file_lane_read(struct heft_file_lane *lane, struct heft_file_piece *piece, int fd,
+                        const struct iovec *parts, int part_count, uint64_t offset_bytes)
 {
     struct io_uring_sqe *sqe;
 
@@ -224,17 +233,15 @@ int heft_file_lane_read(struct heft_file_lane *lane, struct heft_file_piece *pie
         return 0;
     if (piece->slot && lane->registered == 0 && ++lane->staged_reads > REGISTER_AFTER_READS)
         register_staging(lane);
-    if (piece->iov_count > 1)
-        io_uring_prep_readv(sqe, fd, piece->iov, (unsigned)piece->iov_count, piece->read_begin_bytes);
+    if (part_count > 1)
+        io_uring_prep_readv(sqe, fd, parts, (unsigned)part_count, offset_bytes);
     else if (piece->slot && lane->registered > 0)
-        io_uring_prep_read_fixed(sqe, fd, piece->iov[0].iov_base, (unsigned)piece->iov[0].iov_len,
-                                 piece->read_begin_bytes, 0);
+        io_uring_prep_read_fixed(sqe, fd, parts->iov_base, (unsigned)parts->iov_len, offset_bytes, 0);
     else
-        io_uring_prep_read(sqe, fd, piece->iov[0].iov_base, (unsigned)piece->iov[0].iov_len,
-                           piece->read_begin_bytes);
+        io_uring_prep_read(sqe, fd, parts->iov_base, (unsigned)parts->iov_len, offset_bytes);
     io_uring_sqe_set_data(sqe, piece);
     fly(lane, piece);
-    if (io_uring_sq_ready(&lane->ring) >= SUBMIT_BATCH)
+    if (io_uring_sq_ready(&lane->ring) >= (piece->path == HEFT_FILE_PICKED ? SUBMIT_PICKED : SUBMIT_BATCH))
         submit(lane);
     return 1;
 }
@@ -264,8 +271,8 @@ static int work(struct heft_file_lane *lane)
 static void ring_ready(struct heft_watch *watch, uint32_t epoll_events)
 {
     struct heft_file_lane *lane = lane_of_watch(watch);
+    uint64_t signals, reads = 0, picked = 0, bytes = 0;
     struct io_uring_cqe *cqe;
-    uint64_t signals;
     int more = 0;
 
     (void)epoll_events;
@@ -279,10 +286,14 @@ static void ring_ready(struct heft_watch *watch, uint32_t epoll_events)
         io_uring_cqe_seen(&lane->ring, cqe);
         if (!piece)
             continue;
+        reads++;
+        picked += piece->path == HEFT_FILE_PICKED;
+        bytes += result > 0 ? (uint64_t)result : 0;
         unfly(lane, piece);
         heft_file_piece_complete(lane, piece, result);
         more |= work(lane);
     }
+    heft_file_gauge_note(&lane->gauge, heft_now_ns(), reads, picked, bytes);
     if (more)
         heft_file_wake(lane->transport, 1);
 }
@@ -316,6 +327,8 @@ static void run_ticket(struct heft_job *job, struct heft_worker *worker)
 
     while (transport->lanes[self].worker != worker)
         self++;
+    if (transport->lanes[self].in_flight == 0)
+        heft_file_gauge_begin(&transport->lanes[self].gauge, heft_now_ns());
     more = work(&transport->lanes[self]);
     (void)pthread_mutex_lock(&transport->tasks.lock);
     /* What was queued since the last look found this ticket taken. A full lane gives it to one with room. */
@@ -377,7 +390,8 @@ static void run_cancel(struct heft_job *job, struct heft_worker *worker)
         sqe = io_uring_sq_space_left(&lane->ring) ? io_uring_get_sqe(&lane->ring) : NULL;
         if (!sqe)
             break; /* a full queue: what is left ends by itself */
-        io_uring_prep_cancel64(sqe, (uint64_t)(uintptr_t)piece, 0);
+        io_uring_prep_cancel64(sqe, (uint64_t)(uintptr_t)piece,
+                               piece->in_ring > 1 ? IORING_ASYNC_CANCEL_ALL : 0);
         sqe->user_data = 0;
         piece->canceling = 1;
     }

@@ -4,7 +4,8 @@
  *
  * A read's byte count decides, never its status alone: what a read left out is read again, buffered, from
  * where it stopped, and an end of file before the piece's end is TRUNCATED. Reads by O_DIRECT are rounded out
- * to blocks; they may stop short of the rounded end, where the file ends, but not of the wanted one.
+ * to blocks; they may stop short of the rounded end, where the file ends, but not of the wanted one. A picked
+ * piece is read again as a whole when any of its reads was short.
  */
 #include "transport/file/file.h"
 #include "base/error.h"
@@ -152,6 +153,24 @@ static int move_vectors(struct heft_file_piece *piece, struct heft_error *error)
     return HEFT_OK;
 }
 
+/* From the slot, where the piece's reads lie one after the other, to the places. */
+static void scatter_picked(const struct heft_file_piece *piece)
+{
+    struct heft_file_extents extents;
+    struct heft_file_extent extent = {0};
+    struct heft_file_walk walk;
+    uint64_t offset, bytes;
+    uint8_t *address;
+
+    heft_file_walk_start(piece, &walk);
+    heft_file_extents_start(piece, &extents);
+    while (heft_file_walk_next(&walk, &offset, &address, &bytes)) {
+        while (offset >= extent.end_bytes && heft_file_extents_next(&extents, &extent))
+            ;
+        memcpy(address, piece->slot + extent.slot_bytes + (offset - extent.begin_bytes), bytes);
+    }
+}
+
 /* From the slot, whose first byte is the file's at read_begin, to the places. */
 static void scatter(const struct heft_file_piece *piece)
 {
@@ -223,11 +242,29 @@ static int fits_in_place(const struct heft_file_piece *piece)
            ((uintptr_t)(piece->flat + (middle - piece->begin_bytes)) & (source->memory_align - 1)) == 0;
 }
 
-static void decide(struct heft_file_piece *piece)
+static int is_picked(const struct heft_file_lane *lane, struct heft_file_piece *piece)
 {
-    if (is_hot(piece))
+    uint64_t gap = lane->gauge.gap_bytes;
+
+    if (gap == 0)
+        gap = HEFT_FILE_GAUGE_GAP_BYTES;
+    if (piece->source->mode & HEFT_FILE_NO_GAPS)
+        gap = 0;
+    piece->gap_bytes = gap;
+    return !piece->backwards && piece->widest_gap_bytes > gap;
+}
+
+static void decide(const struct heft_file_lane *lane, struct heft_file_piece *piece)
+{
+    piece->direct = 0;
+    if (is_hot(piece)) {
         piece->path = HEFT_FILE_READ_HOT;
-    else if (!heft_file_source_direct(piece->source))
+        return;
+    }
+    piece->direct = heft_file_source_direct(piece->source);
+    if (is_picked(lane, piece))
+        piece->path = HEFT_FILE_PICKED;
+    else if (!piece->direct)
         piece->path = HEFT_FILE_PLAIN;
     else
         piece->path = fits_in_place(piece) ? HEFT_FILE_IN_PLACE : HEFT_FILE_STAGED;
@@ -237,6 +274,7 @@ static int needs_slot(const struct heft_file_piece *piece)
 {
     switch (piece->path) {
     case HEFT_FILE_STAGED:
+    case HEFT_FILE_PICKED:
         return 1;
     case HEFT_FILE_PLAIN:
         return !piece->flat;
@@ -289,20 +327,44 @@ static void copy_edges(const struct heft_file_piece *piece)
         memcpy(piece->flat + (piece->span_bytes - tail), piece->edges + HEFT_FILE_BLOCK_BYTES, tail);
 }
 
-static int64_t read_now(const struct heft_file_piece *piece, int fd)
+/* By the ring, or where there is none now. */
+static void read_parts(struct heft_file_lane *lane, struct heft_file_piece *piece, const struct iovec *parts,
+                       int count, uint64_t offset)
 {
+    int fd = piece->direct ? piece->source->direct_fd : piece->source->fd;
     ssize_t got;
 
+    if (heft_file_lane_read(lane, piece, fd, parts, count, offset))
+        return;
     do
-        got = preadv(fd, piece->iov, piece->iov_count, (off_t)piece->read_begin_bytes);
+        got = preadv(fd, parts, count, (off_t)offset);
     while (got < 0 && errno == EINTR);
-    return got < 0 ? -(int64_t)errno : (int64_t)got;
+    heft_file_piece_complete(lane, piece, got < 0 ? -(int64_t)errno : (int64_t)got);
+}
+
+static void read_picked(struct heft_file_lane *lane, struct heft_file_piece *piece)
+{
+    struct heft_file_extents extents;
+    struct heft_file_extent extent;
+
+    piece->unanswered = 1;
+    piece->read_bytes = piece->got_bytes = 0;
+    piece->status = 0;
+    heft_file_extents_start(piece, &extents);
+    while (heft_file_extents_next(&extents, &extent)) {
+        struct iovec part = {piece->slot + extent.slot_bytes, extent.end_bytes - extent.begin_bytes};
+
+        piece->unanswered++;
+        piece->read_bytes += part.iov_len;
+        read_parts(lane, piece, &part, 1, extent.begin_bytes);
+    }
+    heft_file_piece_complete(lane, piece, 0);
 }
 
 int heft_file_piece_start(struct heft_file_lane *lane, struct heft_file_piece *piece)
 {
     struct heft_error error = HEFT_ERROR_INIT;
-    int fd, rc;
+    int rc;
 
     if (ended(piece)) {
         fail(lane, piece, HEFT_ERR_CANCELED, NULL);
@@ -317,17 +379,19 @@ int heft_file_piece_start(struct heft_file_lane *lane, struct heft_file_piece *p
         return 1;
     }
     if (piece->path == HEFT_FILE_UNDECIDED)
-        decide(piece);
+        decide(lane, piece);
     if (needs_slot(piece) && !piece->slot && !heft_file_take_slot(lane->transport, piece))
         return 0;
     if (piece->path == HEFT_FILE_READ_HOT) {
         read_hot(lane, piece);
         return 1;
     }
+    if (piece->path == HEFT_FILE_PICKED) {
+        read_picked(lane, piece);
+        return 1;
+    }
     aim(piece);
-    fd = piece->path == HEFT_FILE_PLAIN ? piece->source->fd : piece->source->direct_fd;
-    if (!heft_file_lane_read(lane, piece, fd))
-        heft_file_piece_complete(lane, piece, read_now(piece, fd));
+    read_parts(lane, piece, piece->iov, piece->iov_count, piece->read_begin_bytes);
     return 1;
 }
 
@@ -344,16 +408,45 @@ static int read_rest(struct heft_file_piece *piece, uint64_t got, struct heft_er
     return read_all(piece->source, iov, count, piece->read_begin_bytes + got, wanted - got, error);
 }
 
-void heft_file_piece_complete(struct heft_file_lane *lane, struct heft_file_piece *piece, int64_t result)
+/* Of a picked piece all reads are answered. */
+static int place(struct heft_file_piece *piece, uint64_t got, struct heft_error *error)
 {
     uint64_t wanted = piece->begin_bytes + piece->span_bytes - piece->read_begin_bytes;
-    struct heft_error error = HEFT_ERROR_INIT;
-    uint64_t got = result > 0 ? (uint64_t)result : 0;
     int rc;
 
-    if ((piece->source->mode & HEFT_FILE_REFUSE_DIRECT) && piece->path != HEFT_FILE_PLAIN) {
+    if (piece->path == HEFT_FILE_PICKED) {
+        if (got < piece->read_bytes)
+            return move_vectors(piece, error);
+        scatter_picked(piece);
+        return HEFT_OK;
+    }
+    if (got < wanted) {
+        rc = read_rest(piece, got, error);
+        if (rc)
+            return rc;
+    }
+    if (piece->slot)
+        scatter(piece);
+    else if (piece->path == HEFT_FILE_IN_PLACE)
+        copy_edges(piece);
+    return HEFT_OK;
+}
+
+void heft_file_piece_complete(struct heft_file_lane *lane, struct heft_file_piece *piece, int64_t result)
+{
+    struct heft_error error = HEFT_ERROR_INIT;
+    int rc;
+
+    if ((piece->source->mode & HEFT_FILE_REFUSE_DIRECT) && piece->direct)
         result = -EINVAL;
-        got = 0;
+    if (piece->path == HEFT_FILE_PICKED) {
+        if (result > 0)
+            piece->got_bytes += (uint64_t)result;
+        else if (result < 0 && piece->status == 0)
+            piece->status = (int)result;
+        if (--piece->unanswered > 0)
+            return;
+        result = piece->status ? piece->status : (int64_t)piece->got_bytes;
     }
     if (ended(piece)) {
         fail(lane, piece, HEFT_ERR_CANCELED, NULL);
@@ -364,18 +457,11 @@ void heft_file_piece_complete(struct heft_file_lane *lane, struct heft_file_piec
              refused(piece->source, EIO, "reading", piece->begin_bytes, piece->span_bytes, &error), &error);
         return;
     }
-    if ((result == -EINVAL || result == -EOPNOTSUPP) && piece->path != HEFT_FILE_PLAIN)
+    if ((result == -EINVAL || result == -EOPNOTSUPP) && piece->direct)
         heft_file_source_refuse_direct(piece->source);
-    if (got < wanted) {
-        rc = read_rest(piece, got, &error);
-        if (rc) {
-            fail(lane, piece, rc, &error);
-            return;
-        }
-    }
-    if (piece->slot)
-        scatter(piece);
-    else if (piece->path == HEFT_FILE_IN_PLACE)
-        copy_edges(piece);
-    land(lane, piece);
+    rc = place(piece, result > 0 ? (uint64_t)result : 0, &error);
+    if (rc)
+        fail(lane, piece, rc, &error);
+    else
+        land(lane, piece);
 }

@@ -237,11 +237,20 @@ static uint64_t whole_elements(const struct cutting *cutting, const struct view 
     return count < most ? count : most;
 }
 
+/* `gap` is the one between these elements. */
 static void take(struct cutting *cutting, uint64_t start, uint64_t span, uint64_t payload, uint64_t count,
-                 uint8_t *address)
+                 int64_t gap, uint8_t *address)
 {
     struct heft_file_piece *piece = cutting->piece;
 
+    if (piece->elements > 0) {
+        if (count == 1 || (int64_t)(start - cutting->end_bytes) > gap)
+            gap = (int64_t)(start - cutting->end_bytes);
+        piece->backwards |= start < cutting->end_bytes;
+    }
+    piece->backwards |= gap < 0;
+    if (gap > 0 && (uint64_t)gap > piece->widest_gap_bytes)
+        piece->widest_gap_bytes = (uint64_t)gap;
     if (piece->elements == 0) {
         piece->begin_bytes = start;
         piece->flat = count == 1 ? address : NULL;
@@ -262,6 +271,8 @@ int heft_file_task_cut(struct heft_file_task *task, uint64_t piece_bytes, struct
 
     piece->task = task;
     piece->elements = piece->payload_bytes = 0;
+    piece->widest_gap_bytes = 0;
+    piece->backwards = 0;
     piece->path = HEFT_FILE_UNDECIDED;
     piece->canceling = 0;
     cutting.piece = piece;
@@ -290,14 +301,15 @@ int heft_file_task_cut(struct heft_file_task *task, uint64_t piece_bytes, struct
         count = at->byte == 0 ? whole_elements(&cutting, &view, at->index, start) : 1;
         if (count > 1) {
             take(&cutting, start, (count - 1) * view.file_stride_bytes + view.length_bytes,
-                 count * view.length_bytes, count, address);
+                 count * view.length_bytes, count, (int64_t)(view.file_stride_bytes - view.length_bytes),
+                 address);
             at->index += count;
             continue;
         }
         bytes = share(&cutting, start, view.length_bytes - at->byte);
         if (bytes == 0)
             break;
-        take(&cutting, start, bytes, bytes, 1, address);
+        take(&cutting, start, bytes, bytes, 1, 0, address);
         at->byte += bytes;
         if (at->byte < view.length_bytes)
             break;

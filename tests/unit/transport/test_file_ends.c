@@ -17,9 +17,9 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-static const uint32_t read_modes[] = {HEFT_FILE_AUTO, HEFT_FILE_ALL_COLD,
-                                      HEFT_FILE_ALL_COLD | HEFT_FILE_NO_URING,
-                                      HEFT_FILE_ALL_COLD | HEFT_FILE_NO_DIRECT};
+static const uint32_t read_modes[] = {
+    HEFT_FILE_AUTO, HEFT_FILE_ALL_COLD, HEFT_FILE_ALL_COLD | HEFT_FILE_NO_URING,
+    HEFT_FILE_ALL_COLD | HEFT_FILE_NO_DIRECT, HEFT_FILE_ALL_COLD | HEFT_FILE_NO_GAPS};
 #define READ_MODES (sizeof(read_modes) / sizeof(read_modes[0]))
 
 static struct heft_move plain(uint64_t local, uint64_t remote, uint64_t bytes)
@@ -70,8 +70,63 @@ static void a_file_that_shrank_is_truncated_and_named(void **state)
     free(model);
 }
 
+/* The same of reads around gaps, which are asked for one by one and counted together. */
+static void rows_past_the_end_are_truncated(void **state)
+{
+    static const uint64_t ends[] = {8 * MIB - 6 * 1024, 8 * MIB - 7 * 1024 - 1, 3 * MIB, 0};
+    struct heft_move rows = {
+        .length_bytes = 1024, .count = 1024, .local_stride_bytes = 1024, .remote_stride_bytes = 8192};
+    uint8_t *arena = calloc(1, MIB), *model = malloc(MIB);
+    struct heft_transport_region file, host;
+    struct rig rig;
+    size_t end, row;
+
+    (void)state;
+    for (row = 0; row < 1024; row++)
+        file_fill(model + row * 1024, row * 8192, 1024);
+    for (end = 0; end < sizeof(ends) / sizeof(ends[0]); end++) {
+        int fd = file_make(NULL, 8 * MIB);
+        struct trial trial;
+
+        rig_open(&rig, HEFT_FILE_ALL_COLD | HEFT_FILE_NO_GAPS, 0);
+        assert_int_equal(rig_add_file(&rig, fd, 8 * MIB, &file, NULL), 0);
+        rig_host_region(arena, MIB, &host);
+        assert_int_equal(ftruncate(fd, (off_t)ends[end]), 0);
+        trial_init(&trial, HEFT_OP_READ);
+        trial_add(&trial, &host, &file, rows);
+        assert_int_equal(trial_post(&rig, &trial), 0);
+        if (end == 0) {
+            assert_int_equal(trial_wait(&trial), 0);
+            assert_memory_equal(arena, model, MIB);
+        } else {
+            assert_int_equal(trial_wait(&trial), HEFT_ERR_TRUNCATED);
+            assert_non_null(strstr(trial.error.text, "part-1.bin"));
+        }
+        rig_remove(&rig, &file);
+        rig_close(&rig);
+        (void)close(fd);
+    }
+    free(arena);
+    free(model);
+}
+
 #define STORM EFFORT(200, 60)
 #define STORM_BYTES ((uint64_t)300000)
+
+/* 300 rows next to each other in memory, and in the file too but where gaps are gone around. */
+static struct heft_move storm_rows(int index, uint64_t remote, uint32_t mode)
+{
+    struct heft_move move = {.local_offset_bytes = (uint64_t)index * STORM_BYTES,
+                             .remote_offset_bytes = remote,
+                             .length_bytes = STORM_BYTES / 300,
+                             .count = 300,
+                             .local_stride_bytes = STORM_BYTES / 300,
+                             .remote_stride_bytes = STORM_BYTES / 300};
+
+    if (mode & HEFT_FILE_NO_GAPS)
+        move.remote_stride_bytes = 3000;
+    return move;
+}
 
 /* After done the memory is the caller's, canceled or not: nothing may write to it any more. */
 static PLAIN_LOOP void canceled_operations_end_once_and_leave_memory_alone(void **state)
@@ -94,7 +149,7 @@ static PLAIN_LOOP void canceled_operations_end_once_and_leave_memory_alone(void 
         for (index = 0; index < STORM; index++) {
             trial_init(&trials[index], HEFT_OP_READ);
             trial_add(&trials[index], &host, &file,
-                      plain((uint64_t)index * STORM_BYTES, random_below(&random, 23 * MIB), STORM_BYTES));
+                      storm_rows(index, random_below(&random, 23 * MIB), read_modes[mode]));
             assert_int_equal(trial_post(&rig, &trials[index]), 0);
             if (random_below(&random, 2)) {
                 struct trial *victim = &trials[random_below(&random, (uint64_t)index + 1)];
@@ -110,7 +165,13 @@ static PLAIN_LOOP void canceled_operations_end_once_and_leave_memory_alone(void 
             assert_true(status == 0 || status == HEFT_ERR_CANCELED);
             canceled += status != 0;
             if (status == 0) {
-                file_fill(model, trials[index].moves[0].remote_offset_bytes, STORM_BYTES);
+                const struct heft_move *move = &trials[index].moves[0];
+                uint64_t row;
+
+                for (row = 0; row < move->count; row++)
+                    file_fill(model + row * move->length_bytes,
+                              move->remote_offset_bytes + row * move->remote_stride_bytes,
+                              move->length_bytes);
                 assert_memory_equal(place, model, STORM_BYTES);
             }
             memset(place, 0xEE, STORM_BYTES);
@@ -490,6 +551,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_file_that_shrank_is_truncated_and_named),
+        cmocka_unit_test(rows_past_the_end_are_truncated),
         cmocka_unit_test(canceled_operations_end_once_and_leave_memory_alone),
         cmocka_unit_test(disconnect_and_fail_end_everything_before_they_return),
         cmocka_unit_test(what_has_no_bytes_is_done_at_once),

@@ -85,6 +85,40 @@ static void add_random_move(struct world *world, struct trial *trial, uint64_t *
     trial_add(trial, &world->host, &world->files[random_below(state, 4) == 0], move);
 }
 
+/* A picked piece's reads: blocks in the file's order, too far apart to be one, with every wanted byte in
+ * them. */
+static void check_extents(struct heft_file_piece *piece, uint64_t gap_bytes)
+{
+    uint64_t offset, bytes, slot = 0, end = 0, runs = 0;
+    struct heft_file_extents extents;
+    struct heft_file_extent extent = {0};
+    struct heft_file_walk walk;
+    uint8_t *address;
+
+    if (piece->backwards)
+        return;
+    piece->direct = 1;
+    piece->gap_bytes = gap_bytes;
+    heft_file_extents_start(piece, &extents);
+    heft_file_walk_start(piece, &walk);
+    while (heft_file_walk_next(&walk, &offset, &address, &bytes)) {
+        if (offset >= extent.end_bytes) {
+            end = extent.end_bytes;
+            assert_int_equal(heft_file_extents_next(&extents, &extent), 1);
+            assert_true(runs == 0 || extent.begin_bytes > end + gap_bytes);
+            assert_int_equal(extent.begin_bytes, offset & ~UINT64_C(511));
+            assert_int_equal(extent.end_bytes % 512, 0);
+            assert_int_equal(extent.slot_bytes, slot);
+            slot += extent.end_bytes - extent.begin_bytes;
+            runs++;
+        }
+        assert_true(offset >= extent.begin_bytes && offset + bytes <= extent.end_bytes);
+    }
+    assert_int_equal(heft_file_extents_next(&extents, &extent), 0);
+    assert_true(slot <= piece->span_bytes + 1024);
+    assert_true(piece->widest_gap_bytes > gap_bytes || runs == 1);
+}
+
 static void check_cover(struct world *world, const struct trial *trial)
 {
     uint8_t *expected = calloc(1, ARENA);
@@ -127,6 +161,7 @@ static void pieces_tile_random_moves(void **state)
         world.files[index].slot[HOST_INDEX] = &world.sources[index];
         world.sources[index].access = 2; /* O_RDWR */
         world.sources[index].label = "f";
+        world.sources[index].offset_align = 512;
     }
     for (round = 0; round < EFFORT(60, 8); round++) {
         uint64_t used = random_below(&random, 100), moves = random_below(&random, 64);
@@ -146,6 +181,8 @@ static void pieces_tile_random_moves(void **state)
         while (!task.common.cut) {
             assert_int_equal(heft_file_task_cut(&task, piece_bytes, &piece), 1);
             check_piece(&world, &piece, piece_bytes);
+            if (!write)
+                check_extents(&piece, random_below(&random, 4) * 700);
         }
         assert_int_equal(heft_file_task_cut(&task, piece_bytes, &piece), 0);
         check_cover(&world, &trial);
@@ -184,9 +221,50 @@ static void a_billion_tiny_elements_cost_no_time_to_cut(void **state)
     assert_true(pieces < 20000);
 }
 
+/* A disk that takes read_ns for a read and so long for a byte; some of each millisecond's reads are short. */
+static uint64_t gap_of_a_disk(double read_ns, double bytes_per_ns, uint64_t windows, int jitter)
+{
+    struct heft_file_gauge gauge = {0};
+    uint64_t random = 12345, now = 1000000, window;
+
+    heft_file_gauge_begin(&gauge, now);
+    for (window = 0; window < windows; window++) {
+        uint64_t small = random_below(&random, 100), large = random_below(&random, 4);
+        uint64_t bytes = small * 7680 + large * MIB;
+        double ns = (double)(small + large) * read_ns + (double)bytes / bytes_per_ns;
+
+        if (jitter)
+            ns *= 0.9 + (double)random_below(&random, 20) / 100;
+        now += (uint64_t)ns;
+        heft_file_gauge_note(&gauge, now, small + large, small, bytes);
+    }
+    return gauge.gap_bytes;
+}
+
+static void a_gauge_finds_the_gap_that_costs_as_much_as_a_read(void **state)
+{
+    static const struct {
+        double read_ns, bytes_per_ns;
+    } disks[] = {{1000, 7}, {10000, 2.4}, {10000, 0.5}, {60000, 1.0}};
+    size_t index;
+
+    (void)state;
+    for (index = 0; index < sizeof(disks) / sizeof(disks[0]); index++) {
+        double gap = disks[index].read_ns * disks[index].bytes_per_ns;
+        uint64_t found = gap_of_a_disk(disks[index].read_ns, disks[index].bytes_per_ns, 400, 0);
+
+        assert_true((double)found > 0.95 * gap && (double)found < 1.05 * gap);
+        found = gap_of_a_disk(disks[index].read_ns, disks[index].bytes_per_ns, 400, 1);
+        assert_true((double)found > 0.5 * gap && (double)found < 2 * gap);
+    }
+    assert_int_equal(gap_of_a_disk(10000, 2.4, 3, 0), 0);
+    assert_int_equal(gap_of_a_disk(8e6, 0.2, 400, 0), HEFT_FILE_GAP_BYTES);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(a_gauge_finds_the_gap_that_costs_as_much_as_a_read),
         cmocka_unit_test(pieces_tile_random_moves),
         cmocka_unit_test(a_billion_tiny_elements_cost_no_time_to_cut),
     };

@@ -75,6 +75,11 @@ void heft_transport_fill(const struct heft_transport_ops *ops, struct heft_trans
 
 /* ---- the agent ---- */
 
+struct heft_ended {
+    struct heft_generation generation; /* of the agent that served it */
+    uint64_t session;
+};
+
 struct heft_agent {
     uint64_t process; /* heft_process_life at open: another one in a forked child */
     char name[HEFT_NAME_MAX_BYTES + 1];
@@ -126,6 +131,8 @@ struct heft_agent {
     pthread_mutex_t peers_lock;
     struct heft_peer *peers;
     uint32_t peer_count;
+    struct heft_ended ended_sessions[HEFT_WIRE_ENDED_MAX]; /* oldest first (ended.h) */
+    uint32_t ended_session_count;
 
     /* The serving side: control worker only. */
     struct heft_listener *listeners[HEFT_AGENT_LISTENERS_MAX];
@@ -175,7 +182,7 @@ struct heft_agent {
 
     struct heft_telemetry telemetry; /* atomic access only */
     uint64_t sessions_now;           /* atomic; live sessions */
-    uint64_t reaps;                  /* under region_lock: sessions handed to the reaper and not freed yet */
+    uint64_t reaps;                  /* under region_lock: jobs of sessions that the reaper has not ended yet */
 };
 
 /* Counts forks on the way to this process (fork.c). */
@@ -312,6 +319,7 @@ struct heft_peer {
     struct heft_error error;
     int regions_known; /* the first list came */
     int closing;
+    int dialed;      /* it has, or had, data streams, and ended.h does not know it */
     uint32_t over;   /* atomic: lost, or about to be closed; ends dials that are under way */
     uint32_t active; /* transfers */
     struct heft_doc_read *doc_reads;
@@ -349,6 +357,7 @@ void heft_peer_shut(struct heft_peer *peer);
 const char *heft_peer_text(const struct heft_peer *peer, char *text_out, size_t size_bytes);
 #define HEFT_PEER_TEXT_BYTES 320
 int heft_host_dial(void *slot, uint32_t timeout_ms, int *fd_out, struct heft_error *error);
+int heft_host_redial(void *slot, uint32_t timeout_ms, int *fd_out, struct heft_error *error);
 /* Frames about a peer's regions; on the control worker. */
 void heft_remote_regions(struct heft_peer *peer, const struct heft_frame *frame, const uint8_t *payload);
 void heft_remote_gone(struct heft_peer *peer, const struct heft_frame *frame, const uint8_t *payload);

@@ -2,6 +2,7 @@
 #include "agent/connect.h"
 
 #include "agent/address.h"
+#include "agent/ended.h"
 #include "base/clock.h"
 #include "base/digest.h"
 #include "base/error.h"
@@ -250,6 +251,9 @@ static int shake_hands(const struct heft_connect_request *request, int fd, const
     if (rc)
         return rc;
     heft_handshake_proof(&result->handshake, request->key, HEFT_PROOF_CLIENT, 0, auth.proof);
+    auth.ended_count = 0;
+    if (request->purpose == HEFT_WIRE_CONTROL)
+        heft_ended_name(request->agent, challenge.generation, &auth);
     heft_buf_init(&buf, HEFT_FRAME_HANDSHAKE_MAX_BYTES);
     heft_wire_put_auth(&buf, &auth);
     sent_ns = heft_now_ns();
@@ -261,6 +265,7 @@ static int shake_hands(const struct heft_connect_request *request, int fd, const
         return rc;
     if (heft_wire_get_ready(payload, frame.payload_bytes, &ready))
         return heft_error_set(error, HEFT_ERR_PROTOCOL, "%s sent a malformed READY", where);
+    heft_ended_forget(request->agent, challenge.generation, &auth);
     result->session = ready.session;
     result->same_host = result->is_unix || heft_handshake_same_host(&ready, heft_now_ns() - sent_ns);
     return 0;

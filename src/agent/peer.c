@@ -2,6 +2,7 @@
 /* Peers that this agent connected: their life, their death, their documents. */
 #include "agent/agent_internal.h"
 #include "agent/connect.h"
+#include "agent/ended.h"
 #include "agent/event.h"
 #include "agent/outbox.h"
 
@@ -127,6 +128,7 @@ static void peer_lost(struct heft_peer *peer, int code, const char *why)
     first = peer->status == 0 && !peer->closing;
     if (first) {
         (void)heft_error_set(&peer->error, code, "%s: %s", heft_peer_text(peer, who, sizeof(who)), why);
+        heft_ended_add(peer);
         __atomic_store_n(&peer->status, code, __ATOMIC_RELEASE);
         __atomic_store_n(&peer->over, 1, __ATOMIC_RELEASE);
         heft_doc_fail_all(peer);
@@ -463,15 +465,34 @@ int heft_peer_connect_or_cancel(struct heft_agent *agent, const struct heft_peer
     return rc;
 }
 
-int heft_host_dial(void *slot_pointer, uint32_t timeout_ms, int *fd_out, struct heft_error *error)
+/* From here on its end leaves bytes that must not arrive later (ended.h), unless it has ended already. */
+static int keep_dialed(struct heft_peer *peer, struct heft_error *error)
 {
-    struct heft_slot *slot = slot_pointer;
+    int rc = 0;
+
+    (void)pthread_mutex_lock(&peer->lock);
+    if (peer->status) {
+        rc = peer->status;
+        if (error)
+            *error = peer->error;
+    } else if (peer->closing) {
+        rc = heft_error_set(error, HEFT_ERR_CANCELED, "the peer was closed");
+    } else {
+        peer->dialed = 1;
+    }
+    (void)pthread_mutex_unlock(&peer->lock);
+    return rc;
+}
+
+static int dial(struct heft_slot *slot, uint8_t purpose, uint32_t timeout_ms, int *fd_out,
+                struct heft_error *error)
+{
     struct heft_peer *peer = slot->peer;
     struct heft_connect_request request = {
         .agent = peer->agent,
         .addresses = peer->addresses,
         .key = peer->secret,
-        .purpose = HEFT_WIRE_DATA,
+        .purpose = purpose,
         .name = peer->name,
         .generation = peer->generation,
         .session = peer->session,
@@ -487,7 +508,8 @@ int heft_host_dial(void *slot_pointer, uint32_t timeout_ms, int *fd_out, struct 
     rc = heft_connect(&request, &result, error);
     if (rc)
         return rc;
-    if (result.tls)
+    rc = keep_dialed(peer, error);
+    if (!rc && result.tls)
         rc = heft_secure_check_transport(peer->agent, slot->index, error);
     if (!rc)
         rc = heft_secure_keep(peer->agent, result.fd, result.tls, error);
@@ -498,6 +520,19 @@ int heft_host_dial(void *slot_pointer, uint32_t timeout_ms, int *fd_out, struct 
     }
     *fd_out = result.fd;
     return 0;
+}
+
+int heft_host_dial(void *slot, uint32_t timeout_ms, int *fd_out, struct heft_error *error)
+{
+    return dial(slot, HEFT_WIRE_DATA, timeout_ms, fd_out, error);
+}
+
+int heft_host_redial(void *slot, uint32_t timeout_ms, int *fd_out, struct heft_error *error)
+{
+    int rc = dial(slot, HEFT_WIRE_REPLACE, timeout_ms, fd_out, error);
+
+    /* a peer of before: it ends what broke when it sees that */
+    return rc == HEFT_ERR_UNSUPPORTED ? dial(slot, HEFT_WIRE_DATA, timeout_ms, fd_out, error) : rc;
 }
 
 void heft_peer_end_dials(struct heft_peer *peer)
@@ -519,6 +554,7 @@ void heft_peer_shut(struct heft_peer *peer)
 
     (void)pthread_mutex_lock(&peer->lock);
     peer->closing = 1;
+    heft_ended_add(peer);
     __atomic_store_n(&peer->over, 1, __ATOMIC_RELEASE);
     heft_doc_fail_all(peer);
     (void)pthread_mutex_unlock(&peer->lock);

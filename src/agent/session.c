@@ -26,7 +26,13 @@
 
 #define DOC_QUEUE_BYTES ((size_t)1 << 20)
 
-enum stage { STAGE_HELLO, STAGE_AUTH, STAGE_LIVE };
+enum stage {
+    STAGE_HELLO,
+    STAGE_AUTH,
+    STAGE_FENCE, /* waits until nothing of earlier connections arrives any more */
+    STAGE_GONE,  /* ended while it waited */
+    STAGE_LIVE
+};
 
 struct doc_get {
     uint64_t request_id;
@@ -44,14 +50,14 @@ struct heft_session {
     struct heft_handshake handshake;
     uint8_t key[HEFT_KEY_BYTES];
     uint8_t secret[HEFT_KEY_BYTES];
-    uint32_t transport_index; /* of a data stream */
+    uint32_t transport_index; /* of a data stream, from check_purpose on */
     uint64_t last_sequence;   /* the newest region that it was told */
     struct heft_gone *gone;
     struct doc_get gets[HEFT_AGENT_DOC_GETS_MAX];
     size_t get_count;
     struct heft_inbox *inbox; /* live: what it tells */
     struct heft_watch bell;   /* of the inbox's ring; fd -1: none */
-    struct heft_job reap_job;
+    struct heft_job reap_job; /* its fence, later its end */
 };
 
 static struct heft_session *session_of(struct heft_conn *conn)
@@ -211,7 +217,7 @@ static int check_purpose(struct heft_session *session, const struct heft_wire_he
         refuse(session, HEFT_ERR_TOO_MANY, "max_peers peers are connected already");
         return -1;
     }
-    if (hello->purpose != HEFT_WIRE_DATA) {
+    if (hello->purpose != HEFT_WIRE_DATA && hello->purpose != HEFT_WIRE_REPLACE) {
         refuse(session, HEFT_ERR_UNSUPPORTED, "a connection of unknown purpose");
         return -1;
     }
@@ -326,32 +332,10 @@ static void announce(struct heft_session *session, int even_if_none);
 static void give_credit(struct heft_session *session, int even_if_none);
 static void give_ring(struct heft_session *session);
 
-static void on_auth(struct heft_session *session, const struct heft_frame *frame, const uint8_t *payload)
+static void open_session(struct heft_session *session)
 {
     struct heft_agent *agent = session->agent;
-    uint8_t proof[HEFT_WIRE_PROOF_BYTES];
-    struct heft_wire_auth auth;
 
-    if (frame->type == HEFT_FRAME_REFUSE) { /* the client found the server's proof wrong */
-        if (!session->refused)
-            HEFT_COUNT(agent, handshakes_refused, 1);
-        session->refused = 1;
-        heft_conn_fail(&session->conn, HEFT_ERR_DENIED, "the client refused");
-        return;
-    }
-    if (frame->type != HEFT_FRAME_AUTH || heft_wire_get_auth(payload, frame->payload_bytes, &auth)) {
-        refuse(session, HEFT_ERR_PROTOCOL, "an AUTH answers a CHALLENGE");
-        return;
-    }
-    heft_handshake_proof(&session->handshake, session->key, HEFT_PROOF_CLIENT, 0, proof);
-    if (!heft_equal_secret(proof, auth.proof, sizeof(proof))) {
-        refuse(session, HEFT_ERR_DENIED, "the token is not this agent's");
-        return;
-    }
-    if (session->handshake.hello.purpose == HEFT_WIRE_DATA) {
-        hand_over(session);
-        return;
-    }
     if (!heft_table_reserve(&agent->sessions))
         session->inbox = heft_inbox_new(agent, agent->next_session_id + 1, session->handshake.hello.name.data,
                                         session->handshake.hello.generation);
@@ -377,6 +361,119 @@ static void on_auth(struct heft_session *session, const struct heft_frame *frame
     heft_events_peer_joined(agent, session->handshake.hello.name.data, session->handshake.hello.generation,
                             session->node.id);
     heft_conn_leave(&session->conn);
+}
+
+/* ---- fences: nothing of earlier connections arrives any more once the client hears READY ---- */
+
+/* The agent's close waits for what is between the two. */
+static void reap_begins(struct heft_agent *agent)
+{
+    (void)pthread_mutex_lock(&agent->region_lock);
+    agent->reaps++;
+    (void)pthread_mutex_unlock(&agent->region_lock);
+}
+
+static void reap_ended(struct heft_agent *agent)
+{
+    (void)pthread_mutex_lock(&agent->region_lock);
+    agent->reaps--;
+    (void)pthread_cond_broadcast(&agent->region_cond);
+    (void)pthread_mutex_unlock(&agent->region_lock);
+}
+
+/* On the control worker again. */
+static void fence_passed(struct heft_job *job, struct heft_worker *worker)
+{
+    struct heft_session *session = HEFT_CONTAINER_OF(job, struct heft_session, reap_job);
+    struct heft_agent *agent = session->agent;
+
+    (void)worker;
+    if (session->stage == STAGE_GONE) {
+        free(session);
+    } else {
+        heft_conn_enter(&session->conn);
+        session->stage = STAGE_AUTH;
+        if (session->conn.dead || session->refused)
+            ; /* it has heard the last word */
+        else if (session->handshake.hello.purpose == HEFT_WIRE_CONTROL)
+            open_session(session);
+        else
+            hand_over(session);
+        heft_conn_leave(&session->conn);
+    }
+    reap_ended(agent);
+}
+
+/* On the reaper, behind the ends of the sessions that were named. */
+static void fence(struct heft_job *job, struct heft_worker *worker)
+{
+    struct heft_session *session = HEFT_CONTAINER_OF(job, struct heft_session, reap_job);
+    struct heft_agent_transport *entry = &session->agent->transports[session->transport_index];
+
+    (void)worker;
+    if (session->handshake.hello.purpose == HEFT_WIRE_REPLACE)
+        entry->ops.drop_session(entry->transport, session->handshake.hello.session);
+    session->reap_job.run = fence_passed;
+    heft_worker_submit(session->agent->control, &session->reap_job);
+}
+
+static void start_fence(struct heft_session *session)
+{
+    session->stage = STAGE_FENCE;
+    session->reap_job.run = fence;
+    reap_begins(session->agent);
+    heft_worker_submit(session->agent->reaper, &session->reap_job);
+}
+
+/* What has ended for the client ends here as well, whether this side has heard of it or not. */
+static void end_named(struct heft_session *session, const struct heft_wire_auth *auth)
+{
+    struct heft_agent *agent = session->agent;
+    const uint8_t *client = session->handshake.hello.generation;
+    uint32_t index;
+
+    for (index = 0; index < auth->ended_count; index++) {
+        struct heft_table_node *node = heft_table_find(&agent->sessions, auth->ended[index]);
+        struct heft_session *ended = node ? HEFT_CONTAINER_OF(node, struct heft_session, node) : NULL;
+
+        if (ended &&
+            memcmp(ended->handshake.hello.generation, client, sizeof(ended->handshake.hello.generation)) == 0)
+            heft_conn_fail(&ended->conn, HEFT_ERR_PEER_LOST, "the peer connected again");
+    }
+}
+
+static void on_auth(struct heft_session *session, const struct heft_frame *frame, const uint8_t *payload)
+{
+    struct heft_agent *agent = session->agent;
+    uint8_t proof[HEFT_WIRE_PROOF_BYTES];
+    struct heft_wire_auth auth;
+
+    if (frame->type == HEFT_FRAME_REFUSE) { /* the client found the server's proof wrong */
+        if (!session->refused)
+            HEFT_COUNT(agent, handshakes_refused, 1);
+        session->refused = 1;
+        heft_conn_fail(&session->conn, HEFT_ERR_DENIED, "the client refused");
+        return;
+    }
+    if (frame->type != HEFT_FRAME_AUTH || heft_wire_get_auth(payload, frame->payload_bytes, &auth)) {
+        refuse(session, HEFT_ERR_PROTOCOL, "an AUTH answers a CHALLENGE");
+        return;
+    }
+    heft_handshake_proof(&session->handshake, session->key, HEFT_PROOF_CLIENT, 0, proof);
+    if (!heft_equal_secret(proof, auth.proof, sizeof(proof))) {
+        refuse(session, HEFT_ERR_DENIED, "the token is not this agent's");
+        return;
+    }
+    if (session->handshake.hello.purpose == HEFT_WIRE_DATA) {
+        hand_over(session);
+    } else if (session->handshake.hello.purpose == HEFT_WIRE_REPLACE) {
+        start_fence(session);
+    } else if (auth.ended_count) {
+        end_named(session, &auth);
+        start_fence(session);
+    } else {
+        open_session(session);
+    }
 }
 
 /* ---- regions ---- */
@@ -763,6 +860,10 @@ static void session_frame(struct heft_conn *conn, const struct heft_frame *frame
         on_auth(session, frame, payload);
         return;
     }
+    if (session->stage == STAGE_FENCE) {
+        refuse(session, HEFT_ERR_PROTOCOL, "a client waits for READY");
+        return;
+    }
     switch (frame->type) {
     case HEFT_FRAME_REGION_FREE:
         on_region_free(session, frame, payload);
@@ -800,10 +901,7 @@ static void reap(struct heft_job *job, struct heft_worker *worker)
             agent->transports[index].ops.drop_session(agent->transports[index].transport, session->node.id);
     memset(session->secret, 0, sizeof(session->secret));
     free(session);
-    (void)pthread_mutex_lock(&agent->region_lock);
-    agent->reaps--;
-    (void)pthread_cond_broadcast(&agent->region_cond);
-    (void)pthread_mutex_unlock(&agent->region_lock);
+    reap_ended(agent);
 }
 
 static void session_closed(struct heft_conn *conn, int code, const char *text)
@@ -815,7 +913,10 @@ static void session_closed(struct heft_conn *conn, int code, const char *text)
     if (session->stage != STAGE_LIVE) {
         pending_remove(session);
         memset(session->key, 0, sizeof(session->key));
-        free(session);
+        if (session->stage == STAGE_FENCE)
+            session->stage = STAGE_GONE; /* the fence is under way, and frees it */
+        else
+            free(session);
         return;
     }
     if (conn->keeps_fd && !session->bye && !conn->heard_end && !agent->closing)
@@ -839,9 +940,7 @@ static void session_closed(struct heft_conn *conn, int code, const char *text)
                  session->handshake.hello.name.data, heft_error_name(code), text);
     }
     session->reap_job.run = reap;
-    (void)pthread_mutex_lock(&agent->region_lock);
-    agent->reaps++;
-    (void)pthread_mutex_unlock(&agent->region_lock);
+    reap_begins(agent);
     HEFT_GAUGE(agent, peers_accepted, __atomic_sub_fetch(&agent->sessions_now, 1, __ATOMIC_RELAXED));
     heft_worker_submit(agent->reaper, &session->reap_job);
 }

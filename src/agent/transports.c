@@ -120,6 +120,7 @@ static void open_one(struct heft_agent *agent, const struct heft_transport_ops *
                                                .max_host_bytes = host_bytes,
                                                .index = agent->transport_count,
                                                .dial = heft_host_dial,
+                                               .redial = heft_host_redial,
                                                .pin_region = heft_host_pin_region,
                                                .unpin_region = heft_host_unpin_region,
                                                .count_served = heft_host_count_served,

@@ -130,11 +130,29 @@ int heft_opqueue_post(struct heft_opqueue *queue, struct heft_transport_op *op, 
 
 struct heft_transport_op *heft_opqueue_next_locked(const struct heft_opqueue *queue)
 {
-    struct heft_transport_op *op = queue->head;
+    struct heft_transport_op *op = queue->holds == 0 ? queue->head : NULL;
 
     while (op != NULL && __atomic_load_n(&op->held, __ATOMIC_ACQUIRE))
         op = op->next;
     return op;
+}
+
+void heft_opqueue_hold(struct heft_opqueue *queue)
+{
+    pthread_mutex_lock(&queue->lock);
+    queue->holds++;
+    pthread_mutex_unlock(&queue->lock);
+}
+
+int heft_opqueue_release(struct heft_opqueue *queue)
+{
+    int free_now;
+
+    pthread_mutex_lock(&queue->lock);
+    HEFT_ASSERT(queue->holds > 0);
+    free_now = --queue->holds == 0;
+    pthread_mutex_unlock(&queue->lock);
+    return free_now;
 }
 
 int heft_opqueue_claim(struct heft_opqueue *queue, uint64_t max_bytes, uint32_t max_cuts,

@@ -111,17 +111,30 @@ int heft_wire_get_challenge(const void *payload, size_t size, struct heft_wire_c
 
 void heft_wire_put_auth(struct heft_buf *buf, const struct heft_wire_auth *auth)
 {
+    uint32_t index;
+
     heft_buf_bytes(buf, auth->proof, sizeof(auth->proof));
+    if (auth->ended_count)
+        heft_buf_u16(buf, auth->ended_count);
+    for (index = 0; index < auth->ended_count; index++)
+        heft_buf_u64(buf, auth->ended[index]);
 }
 
 int heft_wire_get_auth(const void *payload, size_t size, struct heft_wire_auth *auth_out)
 {
     struct heft_wire_auth auth;
     struct heft_reader reader;
+    uint32_t index;
 
     memset(&auth, 0, sizeof(auth));
     heft_reader_init(&reader, payload, size);
     get_bytes(&reader, auth.proof, sizeof(auth.proof));
+    if (!reader.failed && size - sizeof(auth.proof) >= sizeof(auth.ended_count))
+        auth.ended_count = heft_reader_u16(&reader);
+    if (reader.failed || auth.ended_count > HEFT_WIRE_ENDED_MAX)
+        return HEFT_ERR_PROTOCOL;
+    for (index = 0; index < auth.ended_count; index++)
+        auth.ended[index] = heft_reader_u64(&reader);
     if (reader.failed)
         return HEFT_ERR_PROTOCOL;
     *auth_out = auth;

@@ -22,6 +22,7 @@
 #define HEFT_WIRE_NOTIFICATION_MAX_BYTES 8192u /* that this library sends or takes */
 #define HEFT_WIRE_NOTIFICATION_COST_BYTES 64u  /* of credit, on top of the bytes */
 #define HEFT_WIRE_COUNTS_PER_FRAME 1024        /* entries of one COUNT frame */
+#define HEFT_WIRE_ENDED_MAX 256                /* ended sessions that one AUTH names */
 
 struct heft_wire_text {
     const char *data;
@@ -30,7 +31,8 @@ struct heft_wire_text {
 
 enum heft_wire_purpose {
     HEFT_WIRE_CONTROL = 1, /* the liveness connection: opens a session */
-    HEFT_WIRE_DATA = 2     /* a stream of one transport, joins a session */
+    HEFT_WIRE_DATA = 2,    /* a stream of one transport, joins a session */
+    HEFT_WIRE_REPLACE = 3  /* likewise, and that transport's other streams of the session end first */
 };
 
 struct heft_wire_hello {
@@ -39,9 +41,9 @@ struct heft_wire_hello {
     uint8_t generation[HEFT_WIRE_GENERATION_BYTES]; /* of the client */
     uint8_t expected[HEFT_WIRE_GENERATION_BYTES];   /* of the server; zero: any */
     uint8_t nonce[HEFT_WIRE_NONCE_BYTES];
-    uint64_t session; /* DATA: the session to join */
+    uint64_t session; /* DATA, REPLACE: the session to join */
     struct heft_wire_text name, expected_name;
-    struct heft_wire_text transport; /* DATA: whose stream it is */
+    struct heft_wire_text transport; /* likewise: whose stream it is */
 };
 
 struct heft_wire_challenge {
@@ -54,6 +56,9 @@ struct heft_wire_challenge {
 
 struct heft_wire_auth {
     uint8_t proof[HEFT_WIRE_PROOF_BYTES];
+    /* CONTROL: earlier sessions of this client here that have ended for it; absent when there are none. */
+    uint16_t ended_count;
+    uint64_t ended[HEFT_WIRE_ENDED_MAX];
 };
 
 struct heft_wire_ready {

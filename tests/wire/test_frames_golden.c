@@ -86,7 +86,7 @@ static void add_handshake(struct heft_buf *buf)
     struct heft_wire_hello hello = sample_hello();
     struct heft_wire_challenge challenge = sample_challenge();
     struct heft_wire_ready ready = {.session = 7, .monotonic_ns = 0x0102030405060708};
-    struct heft_wire_auth auth;
+    struct heft_wire_auth auth = {0};
 
     fill(auth.proof, sizeof(auth.proof), 0xa0);
     fill(ready.host, sizeof(ready.host), 0xc0);

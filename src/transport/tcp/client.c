@@ -39,18 +39,42 @@ void tcp_endpoint_unref(struct tcp_endpoint *endpoint)
         endpoint_free(endpoint);
 }
 
+static void kick_all(struct tcp_endpoint *endpoint)
+{
+    for (uint32_t i = 0; i < endpoint->stream_count; i++)
+        if (__atomic_load_n(&endpoint->streams[i].state, __ATOMIC_ACQUIRE) == TCP_UP)
+            tcp_stream_kick(&endpoint->streams[i]);
+}
+
+void tcp_endpoint_fence(struct tcp_endpoint *endpoint)
+{
+    pthread_mutex_lock(&endpoint->lock);
+    if (!endpoint->fenced)
+        heft_opqueue_hold(&endpoint->queue);
+    __atomic_store_n(&endpoint->fenced, 1, __ATOMIC_RELEASE);
+    pthread_mutex_unlock(&endpoint->lock);
+}
+
+void tcp_endpoint_unhold(struct tcp_endpoint *endpoint)
+{
+    if (heft_opqueue_release(&endpoint->queue))
+        kick_all(endpoint);
+}
+
 void tcp_endpoint_stream_down(struct tcp_endpoint *endpoint, const struct heft_error *error)
 {
     pthread_mutex_lock(&endpoint->lock);
     HEFT_ASSERT(endpoint->up > 0);
     endpoint->up--;
-    if (endpoint->up == 0 && !endpoint->dial_wanted)
-        heft_opqueue_flush(&endpoint->queue, error != NULL ? error->code : HEFT_ERR_PEER_LOST, error);
+    if (endpoint->up == 0 && !endpoint->dial_wanted) {
+        if (endpoint->fenced && heft_opqueue_active(&endpoint->queue) > 0)
+            tcp_dialer_want(endpoint);
+        if (!endpoint->dial_wanted)
+            heft_opqueue_flush(&endpoint->queue, error != NULL ? error->code : HEFT_ERR_PEER_LOST, error);
+    }
     pthread_mutex_unlock(&endpoint->lock);
-    /* an operation may have been meant for the one that broke */
-    for (uint32_t i = 0; i < endpoint->stream_count; i++)
-        if (__atomic_load_n(&endpoint->streams[i].state, __ATOMIC_ACQUIRE) == TCP_UP)
-            tcp_stream_kick(&endpoint->streams[i]);
+    /* an operation may have been meant for the one that broke; behind a fence the others end */
+    kick_all(endpoint);
 }
 
 static uint32_t choose_streams(const struct tcp_transport *transport, const struct heft_transport_peer *peer)

@@ -13,13 +13,21 @@
 int tcp_dial_stream(struct tcp_endpoint *endpoint, struct tcp_stream *stream, struct heft_error *error)
 {
     const struct heft_transport_host *host = &endpoint->transport->host;
-    int fd = -1, rc;
+    int fd = -1, first, rc;
 
-    rc = host->dial(endpoint->agent_peer, TCP_DIAL_TIMEOUT_MS, &fd, error);
+    pthread_mutex_lock(&endpoint->lock);
+    first = endpoint->up == 0;
+    pthread_mutex_unlock(&endpoint->lock);
+    rc = (first && host->redial != NULL ? host->redial : host->dial)(endpoint->agent_peer,
+                                                                     TCP_DIAL_TIMEOUT_MS, &fd, error);
     if (rc != 0)
         return rc;
     pthread_mutex_lock(&endpoint->lock);
     endpoint->up++;
+    if (first && endpoint->fenced) {
+        __atomic_store_n(&endpoint->fenced, 0, __ATOMIC_RELEASE);
+        (void)heft_opqueue_release(&endpoint->queue);
+    }
     pthread_mutex_unlock(&endpoint->lock);
     tcp_stream_start(stream, fd);
     return 0;
@@ -37,29 +45,27 @@ static struct tcp_stream *missing_stream(struct tcp_endpoint *endpoint)
 static void dial_endpoint(struct tcp_endpoint *endpoint)
 {
     struct heft_error error = HEFT_ERROR_INIT;
-    int rc = 0, closing, enough;
+    uint32_t dials = 0;
+    int rc = 0, ending;
 
+    pthread_mutex_lock(&endpoint->lock);
     /* bounded: a peer that accepts streams and breaks them at once is not dialed for ever */
-    for (uint32_t dials = 0; dials < 2 * endpoint->stream_count;) {
+    while (!endpoint->closing && rc == 0 && dials < 2 * endpoint->stream_count) {
         struct tcp_stream *stream = missing_stream(endpoint);
 
-        pthread_mutex_lock(&endpoint->lock);
-        closing = endpoint->closing;
-        enough = endpoint->up >= (endpoint->all_wanted ? endpoint->stream_count : 1);
-        pthread_mutex_unlock(&endpoint->lock);
-        if (closing || enough)
+        ending = endpoint->fenced && endpoint->up > 0;
+        if (!ending && endpoint->up >= (endpoint->all_wanted ? endpoint->stream_count : 1))
             break;
-        if (stream == NULL) {
+        pthread_mutex_unlock(&endpoint->lock);
+        if (stream == NULL || ending) {
             /* broken ones that their workers have not closed yet */
             (void)usleep(1000);
-            continue;
+        } else {
+            dials++;
+            rc = tcp_dial_stream(endpoint, stream, &error);
         }
-        dials++;
-        rc = tcp_dial_stream(endpoint, stream, &error);
-        if (rc != 0)
-            break;
+        pthread_mutex_lock(&endpoint->lock);
     }
-    pthread_mutex_lock(&endpoint->lock);
     endpoint->dial_wanted = 0;
     endpoint->dial_not_before_ns = 0;
     if (rc == 0)

@@ -143,6 +143,8 @@ static int end_part(struct tcp_stream *stream, int status, const struct heft_err
         return HEFT_ERR_NO_MEMORY;
     stream->head++;
     set_in_flight(stream, stream->in_flight - part->claim.bytes);
+    if (op == NULL && part->kind == HEFT_OP_WRITE)
+        tcp_endpoint_unhold(stream->endpoint);
     if (op == NULL)
         return 0;
     heft_opqueue_end(&stream->endpoint->queue, op, 1, status, error, failed_move);
@@ -237,6 +239,25 @@ static const struct tcp_rx_handlers rx_handlers = {rx_ready, rx_head, rx_moved, 
 
 /* ---- life ---- */
 
+/* Before its parts are given up: bytes of its WRITEs may be on their way. */
+static void fence_writes(struct tcp_stream *stream)
+{
+    struct tcp_endpoint *endpoint = stream->endpoint;
+    int is_fenced = 0;
+
+    for (uint32_t i = stream->head; i != stream->tail; i++) {
+        const struct tcp_part *part = PART(stream, i);
+
+        if (part->kind != HEFT_OP_WRITE)
+            continue;
+        if (!is_fenced)
+            tcp_endpoint_fence(endpoint);
+        is_fenced = 1;
+        if (part->claim.op == NULL)
+            (void)heft_opqueue_release(&endpoint->queue); /* its own hold; the fence keeps the queue held */
+    }
+}
+
 /* Gives up all parts and shuts the socket; its worker closes it. Stream lock held. */
 static void break_locked(struct tcp_stream *stream, int status, const struct heft_error *error)
 {
@@ -244,6 +265,7 @@ static void break_locked(struct tcp_stream *stream, int status, const struct hef
         return;
     set_state(stream, TCP_CLOSING);
     (void)shutdown(stream->wire.fd, SHUT_RDWR);
+    fence_writes(stream);
     for (; stream->head != stream->tail; stream->head++) {
         struct tcp_part *part = PART(stream, stream->head);
 
@@ -268,6 +290,15 @@ static void lost(struct tcp_stream *stream, int code, int errno_value)
     break_locked(stream, code, &error);
 }
 
+static void end_fenced(struct tcp_stream *stream)
+{
+    struct heft_error error = HEFT_ERROR_INIT;
+
+    heft_error_set(&error, HEFT_ERR_PEER_LOST, "another data stream to %s broke while it was written to",
+                   stream->endpoint->name);
+    break_locked(stream, error.code, &error);
+}
+
 static void update_watch(struct tcp_stream *stream, int blocked)
 {
     uint32_t events = EPOLLIN | (blocked ? (uint32_t)EPOLLOUT : 0);
@@ -285,9 +316,12 @@ static void pump(struct tcp_stream *stream)
 
     do {
         heft_handover_worker(&stream->lock);
+        if (stream->state == TCP_UP && __atomic_load_n(&stream->endpoint->fenced, __ATOMIC_ACQUIRE))
+            end_fenced(stream);
         if (stream->state != TCP_UP) {
+            rc = stream->state == TCP_CLOSING ? HEFT_ERR_PEER_LOST : 0;
             heft_handover_unlock(&stream->lock);
-            return;
+            break;
         }
         do {
             uint64_t unlimited = UINT64_MAX;
@@ -419,6 +453,8 @@ uint32_t tcp_stream_detach(struct tcp_stream *stream, struct heft_transport_op *
         if (part->claim.op != op)
             continue;
         part->claim.op = NULL;
+        if (part->kind == HEFT_OP_WRITE)
+            heft_opqueue_hold(&stream->endpoint->queue); /* until it is answered */
         count++;
         last = i;
         if (i == stream->head && stream->rx.in_bulk)

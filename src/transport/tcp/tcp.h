@@ -13,6 +13,12 @@
  * whoever holds it knows that nothing touches the memory of that stream's parts. So cancel, fail, disconnect
  * and drop_session take effect before they return, from any thread. Order: stream, then endpoint, then the
  * queue's. done is called under none.
+ *
+ * Bytes of a WRITE that has ended here may still lie in the other side's socket, and must not arrive after a
+ * later WRITE's. So a canceled WRITE holds the queue until it is answered. A stream that breaks with a WRITE
+ * fences the endpoint: the queue is held, its other streams end too, and the first one that is opened then is
+ * redialed, which the other side answers when it reads none of the old ones any more. The first stream of every
+ * endpoint is redialed: an endpoint of the same session may have been before it.
  */
 #ifndef HEFT_TRANSPORT_TCP_TCP_H
 #define HEFT_TRANSPORT_TCP_TCP_H
@@ -92,6 +98,7 @@ struct tcp_endpoint {
     void *agent_peer;
     pthread_mutex_t lock;
     uint32_t up;     /* streams that are FRESH or UP */
+    int fenced;      /* atomic reads allowed: those end, with a hold of the queue */
     int dial_wanted; /* in the dialer's list, or being dialed */
     int all_wanted;  /* every stream, not just the first */
     int closing;
@@ -104,7 +111,12 @@ struct tcp_endpoint {
 
 void tcp_endpoint_ref(struct tcp_endpoint *endpoint);
 void tcp_endpoint_unref(struct tcp_endpoint *endpoint);
-/* A stream ended: counted, and with the last one the queued operations end too. */
+/* A stream is about to end with a WRITE: nothing is begun until all have. */
+void tcp_endpoint_fence(struct tcp_endpoint *endpoint);
+/* One canceled WRITE was answered. */
+void tcp_endpoint_unhold(struct tcp_endpoint *endpoint);
+/* A stream ended: counted. With the last one the queued operations end too, or wait for what is dialed behind a
+ * fence. */
 void tcp_endpoint_stream_down(struct tcp_endpoint *endpoint, const struct heft_error *error);
 int tcp_connect(struct heft_transport *transport, const struct heft_transport_peer *peer,
                 struct heft_endpoint **endpoint_out, struct heft_error *error);

@@ -274,7 +274,7 @@ static void a_proof_without_the_token_is_denied(void **state)
 {
     struct target *target = *state;
     struct heft_wire_hello hello = good_hello();
-    struct heft_wire_auth auth;
+    struct heft_wire_auth auth = {0};
     struct heft_buf buf;
     uint8_t data[512];
     int fd = dial(target);
@@ -440,7 +440,7 @@ static int join(struct target *target)
     struct heft_wire_challenge challenge;
     struct heft_handshake handshake = {0};
     struct heft_token token = heft_agent_token(target->server);
-    struct heft_wire_auth auth;
+    struct heft_wire_auth auth = {0};
     struct heft_buf buf;
     uint8_t data[4096];
     uint32_t size;

@@ -225,7 +225,7 @@ static int try_join(struct heft_agent *server, uint16_t port)
     struct heft_token token = heft_agent_token(server);
     struct heft_wire_challenge challenge;
     struct heft_handshake handshake = {0};
-    struct heft_wire_auth auth;
+    struct heft_wire_auth auth = {0};
     struct timeval limit = {20, 0};
     struct heft_buf buf;
     uint8_t data[4096];

@@ -416,8 +416,10 @@ int heft_xfer_wait_any(struct heft_xfer *const *xfers, size_t count, uint64_t ti
 /*
  * Asks for the end. The transfer ends CANCELED, or as it would have, once nothing touches its local memory
  * any more. What was on its way of a WRITE that was canceled or failed may still arrive at the peer: its
- * remote range is undefined, also for later writes to the same place, until the peer was closed and its agent
- * has heard that (HEFT_AGENT_PEER_EVENTS there). Another connection, made at once, may be faster.
+ * remote range is undefined. It never arrives after a later WRITE over the same transport to the same peer,
+ * nor after one through a connection that was made once the peer was lost or closed. (Over ucx, and with a
+ * peer that does not know how to end what came before, only once its agent has heard the end:
+ * HEFT_AGENT_PEER_EVENTS there.)
  */
 int heft_xfer_cancel(struct heft_xfer *xfer);
 /* BUSY while active; also until its callback has begun. NULL is allowed. */

@@ -120,8 +120,8 @@ struct heft_transport_host {
      * HEFT_TRANSPORT_TLS are given plain ones only. */
     struct heft_tls *(*take_tls)(void *agent, int fd);
     /* As `dial`, and the other side has ended the connections that it served to this transport before
-     * (drop_session there): nothing that was on its way in one of them arrives any more. With a peer that does
-     * not know this yet it only dials. May be NULL. */
+     * (drop_session there): nothing that was on its way in one of them arrives any more. With a peer that
+     * does not know this yet it only dials. May be NULL. */
     int (*redial)(void *agent_peer, uint32_t timeout_ms, int *fd_out, struct heft_error *error);
 };
 

@@ -182,7 +182,7 @@ struct heft_agent {
 
     struct heft_telemetry telemetry; /* atomic access only */
     uint64_t sessions_now;           /* atomic; live sessions */
-    uint64_t reaps;                  /* under region_lock: jobs of sessions that the reaper has not ended yet */
+    uint64_t reaps; /* under region_lock: jobs of sessions that the reaper has not ended yet */
 };
 
 /* Counts forks on the way to this process (fork.c). */

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Sessions that ended for this side while the other may not have heard of it. Bytes of their WRITEs may still lie
- * in the other side's sockets; a connection made again names them, so that they are gone before anything is
- * written through it.
+ * Sessions that ended for this side while the other may not have heard of it. Bytes of their WRITEs may still
+ * lie in the other side's sockets; a connection made again names them, so that they are gone before anything
+ * is written through it.
  */
 #ifndef HEFT_AGENT_ENDED_H
 #define HEFT_AGENT_ENDED_H

@@ -45,8 +45,8 @@ int heft_opqueue_post_claimed(struct heft_opqueue *queue, struct heft_transport_
 /* 1 and the next slice of at most max_bytes and max_cuts, or 0 when no bytes are left to hand out. */
 int heft_opqueue_claim(struct heft_opqueue *queue, uint64_t max_bytes, uint32_t max_cuts,
                        struct heft_claim *claim_out);
-/* From the first hold on until the last release nothing is handed out: what was on its way before must be over.
- * release: 1 when it was the last one. */
+/* From the first hold on until the last release nothing is handed out: what was on its way before must be
+ * over. release: 1 when it was the last one. */
 void heft_opqueue_hold(struct heft_opqueue *queue);
 int heft_opqueue_release(struct heft_opqueue *queue);
 /* The oldest that may be begun (op->held is 0); NULL: none. With the queue's lock. */

@@ -95,6 +95,7 @@ static void count_served(void *agent, uint64_t bytes)
 }
 
 int harness_dial(void *agent_peer, uint32_t timeout_ms, int *fd_out, struct heft_error *error);
+int harness_redial(void *agent_peer, uint32_t timeout_ms, int *fd_out, struct heft_error *error);
 
 void side_open(struct side *side, const struct heft_transport_ops *ops, uint32_t workers)
 {
@@ -112,6 +113,7 @@ void side_open(struct side *side, const struct heft_transport_ops *ops, uint32_t
     side->host.max_host_bytes = (uint64_t)64 << 20;
     side->host.index = HARNESS_INDEX;
     side->host.dial = harness_dial;
+    side->host.redial = harness_redial;
     side->host.pin_region = pin_region;
     side->host.unpin_region = unpin_region;
     side->host.count_served = count_served;

@@ -387,6 +387,7 @@ static void *far_end_main(void *argument)
 }
 
 int harness_dial(void *agent_peer, uint32_t timeout_ms, int *fd_out, struct heft_error *error);
+int harness_redial(void *agent_peer, uint32_t timeout_ms, int *fd_out, struct heft_error *error);
 
 int harness_dial(void *agent_peer, uint32_t timeout_ms, int *fd_out, struct heft_error *error)
 {
@@ -413,4 +414,14 @@ int harness_dial(void *agent_peer, uint32_t timeout_ms, int *fd_out, struct heft
     }
     *fd_out = pair[0];
     return 0;
+}
+
+/* What was served before has ended when the new one is there. */
+int harness_redial(void *agent_peer, uint32_t timeout_ms, int *fd_out, struct heft_error *error)
+{
+    struct remote *remote = agent_peer;
+
+    if (!remote->hold_fds)
+        remote_drop_session(remote);
+    return harness_dial(agent_peer, timeout_ms, fd_out, error);
 }

@@ -161,6 +161,7 @@ static void add_newer(struct heft_buf *buf)
     struct heft_wire_count count = {.counter = 0x01020304, .transfers = 0x1112131415161718};
     struct heft_wire_credit credit = {.bytes = 16384, .largest_bytes = 8192};
     struct heft_wire_ring ring = {.layout = 1, .cells = 1024};
+    struct heft_wire_auth auth = {.ended_count = 2, .ended = {0x0807060504030201, 9}};
 
     heft_wire_put_notify(buf, "page 7 is there", 15);
     add("NOTIFY", HEFT_FRAME_NOTIFY, 5, buf);
@@ -175,6 +176,9 @@ static void add_newer(struct heft_buf *buf)
     add_flagged("RING", HEFT_FRAME_RING, HEFT_FRAME_OPTIONAL | HEFT_FRAME_FDS, 0, buf);
     heft_wire_put_wake(buf, 0x01020304);
     add_flagged("WAKE", HEFT_FRAME_WAKE, HEFT_FRAME_OPTIONAL | HEFT_FRAME_FDS, 0, buf);
+    fill(auth.proof, sizeof(auth.proof), 0xa0);
+    heft_wire_put_auth(buf, &auth);
+    add("AUTH", HEFT_FRAME_AUTH, 0, buf); /* that names ended sessions */
 }
 
 static void make_all(void)
@@ -235,7 +239,7 @@ static void version_1_is_read_as_released(void **state)
     uint8_t bytes[2048];
     char name[32];
     size_t size;
-    int frames = 0;
+    int frames = 0, ended = 0;
 
     (void)state;
     assert_non_null(file);
@@ -249,6 +253,7 @@ static void version_1_is_read_as_released(void **state)
         struct heft_wire_ring ring;
         uint32_t serial;
         struct heft_wire_hello hello;
+        struct heft_wire_auth auth;
         struct heft_wire_doc doc;
         struct heft_frame frame;
 
@@ -288,13 +293,18 @@ static void version_1_is_read_as_released(void **state)
             assert_true(frame.flags & HEFT_FRAME_OPTIONAL && frame.flags & HEFT_FRAME_FDS);
             assert_int_equal(heft_wire_get_ring(payload, frame.payload_bytes, &ring), 0);
             assert_true(ring.layout == 1 && ring.cells == 1024);
+        } else if (frame.type == HEFT_FRAME_AUTH) {
+            assert_int_equal(heft_wire_get_auth(payload, frame.payload_bytes, &auth), 0);
+            assert_int_equal(auth.proof[0], 0xa0);
+            ended += auth.ended_count;
         } else if (frame.type == HEFT_FRAME_WAKE) {
             assert_int_equal(heft_wire_get_wake(payload, frame.payload_bytes, &serial), 0);
             assert_int_equal(serial, 0x01020304);
         }
         frames++;
     }
-    assert_int_equal(frames, HEFT_FRAME_AGENT_LAST);
+    assert_int_equal(frames, HEFT_FRAME_AGENT_LAST + 1); /* AUTH twice */
+    assert_int_equal(ended, 2);
     (void)fclose(file);
 }
 

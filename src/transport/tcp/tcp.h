@@ -17,8 +17,8 @@
  * Bytes of a WRITE that has ended here may still lie in the other side's socket, and must not arrive after a
  * later WRITE's. So a canceled WRITE holds the queue until it is answered. A stream that breaks with a WRITE
  * fences the endpoint: the queue is held, its other streams end too, and the first one that is opened then is
- * redialed, which the other side answers when it reads none of the old ones any more. The first stream of every
- * endpoint is redialed: an endpoint of the same session may have been before it.
+ * redialed, which the other side answers when it reads none of the old ones any more. The first stream of
+ * every endpoint is redialed: an endpoint of the same session may have been before it.
  */
 #ifndef HEFT_TRANSPORT_TCP_TCP_H
 #define HEFT_TRANSPORT_TCP_TCP_H
@@ -115,8 +115,8 @@ void tcp_endpoint_unref(struct tcp_endpoint *endpoint);
 void tcp_endpoint_fence(struct tcp_endpoint *endpoint);
 /* One canceled WRITE was answered. */
 void tcp_endpoint_unhold(struct tcp_endpoint *endpoint);
-/* A stream ended: counted. With the last one the queued operations end too, or wait for what is dialed behind a
- * fence. */
+/* A stream ended: counted. With the last one the queued operations end too, or wait for what is dialed behind
+ * a fence. */
 void tcp_endpoint_stream_down(struct tcp_endpoint *endpoint, const struct heft_error *error);
 int tcp_connect(struct heft_transport *transport, const struct heft_transport_peer *peer,
                 struct heft_endpoint **endpoint_out, struct heft_error *error);

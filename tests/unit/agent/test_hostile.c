@@ -434,13 +434,13 @@ static uint64_t control_cpu_ns(struct target *target)
 /* ---- with the token, but wrong ---- */
 
 /* A session of a peer that holds the token and then misbehaves. */
-static int join(struct target *target)
+static int join_naming(struct target *target, uint16_t ended_count, uint64_t ended)
 {
     struct heft_wire_hello hello = good_hello();
     struct heft_wire_challenge challenge;
     struct heft_handshake handshake = {0};
     struct heft_token token = heft_agent_token(target->server);
-    struct heft_wire_auth auth = {0};
+    struct heft_wire_auth auth = {.ended_count = ended_count, .ended = {ended}};
     struct heft_buf buf;
     uint8_t data[4096];
     uint32_t size;
@@ -461,6 +461,11 @@ static int join(struct target *target)
     return fd;
 }
 
+static int join(struct target *target)
+{
+    return join_naming(target, 0, 0);
+}
+
 /* Reads frames until one of that type; false when the connection ends first. */
 static int await_frame(int fd, uint16_t type, struct heft_frame *frame, uint8_t payload[1 << 16])
 {
@@ -476,6 +481,25 @@ static int await_frame(int fd, uint16_t type, struct heft_frame *frame, uint8_t 
             return 1;
     }
     return 0;
+}
+
+static void a_session_of_another_agent_can_not_be_named_as_ended(void **state)
+{
+    static uint8_t payload[1 << 16];
+    struct target *target = *state;
+    struct heft_peer *peer = connect_to(target->client, target->server);
+    struct heft_frame frame;
+    int fd = join_naming(target, 1, peer->session), all;
+
+    assert_true(await_frame(fd, HEFT_FRAME_REGIONS, &frame, payload));
+    assert_int_equal(heft_peer_status(peer, NULL), 0);
+    all = join_naming(target, HEFT_WIRE_ENDED_MAX, 12345); /* none of them is there */
+    assert_true(await_frame(all, HEFT_FRAME_REGIONS, &frame, payload));
+    (void)close(fd);
+    (void)close(all);
+    assert_int_equal(heft_peer_status(peer, NULL), 0);
+    assert_int_equal(heft_peer_close(peer, NULL), 0);
+    expect_service(target);
 }
 
 static void an_unknown_frame_is_answered_or_skipped_and_the_session_lives(void **state)
@@ -721,6 +745,7 @@ int main(void)
         TEST(one_byte_at_a_time_ends_at_the_time_out),
         TEST(a_thousand_idle_connections_do_not_keep_an_honest_peer_out),
         TEST(when_descriptors_run_out_accepting_pauses_and_goes_on),
+        TEST(a_session_of_another_agent_can_not_be_named_as_ended),
         TEST(an_unknown_frame_is_answered_or_skipped_and_the_session_lives),
         TEST(malformed_requests_of_a_peer_are_refused_one_by_one),
         TEST(a_peer_that_asks_and_never_reads_is_dropped_at_a_bound),

@@ -167,6 +167,33 @@ static void the_rest_of_the_handshake_round_trips_at_every_length(void **state)
     heft_buf_free(&buf);
 }
 
+static void the_sessions_that_ended_are_named_or_refused_as_a_whole(void **state)
+{
+    struct heft_wire_auth auth = {.proof = {1}, .ended_count = HEFT_WIRE_ENDED_MAX}, out;
+    struct heft_buf buf = fresh();
+    uint32_t index;
+    size_t size, whole;
+
+    (void)state;
+    for (index = 0; index < HEFT_WIRE_ENDED_MAX; index++)
+        auth.ended[index] = 0x0102030405060708u * (index + 1);
+    heft_wire_put_auth(&buf, &auth);
+    whole = sizeof(auth.proof) + 2 + 8 * HEFT_WIRE_ENDED_MAX;
+    assert_int_equal(buf.size, whole);
+    assert_true(whole <= HEFT_FRAME_HANDSHAKE_MAX_BYTES);
+    for (size = sizeof(auth.proof) + 2; size < whole; size++)
+        assert_int_equal(heft_wire_get_auth(buf.data, size, &out), HEFT_ERR_PROTOCOL);
+    assert_int_equal(heft_wire_get_auth(buf.data, whole, &out), 0);
+    assert_int_equal(out.ended_count, HEFT_WIRE_ENDED_MAX);
+    assert_memory_equal(out.ended, auth.ended, sizeof(auth.ended));
+    buf.data[sizeof(auth.proof)] = 1; /* 257 of them */
+    buf.data[sizeof(auth.proof) + 1] = 1;
+    assert_int_equal(heft_wire_get_auth(buf.data, whole, &out), HEFT_ERR_PROTOCOL);
+    assert_int_equal(heft_wire_get_auth(buf.data, sizeof(auth.proof), &out), 0); /* as before */
+    assert_int_equal(out.ended_count, 0);
+    heft_buf_free(&buf);
+}
+
 static void a_refusal_round_trips_and_an_unknown_code_is_no_success(void **state)
 {
     char long_text[2000];
@@ -353,6 +380,7 @@ int main(void)
         cmocka_unit_test(a_hello_round_trips_at_every_length),
         cmocka_unit_test(a_hello_without_a_name_or_with_control_bytes_is_refused),
         cmocka_unit_test(the_rest_of_the_handshake_round_trips_at_every_length),
+        cmocka_unit_test(the_sessions_that_ended_are_named_or_refused_as_a_whole),
         cmocka_unit_test(a_refusal_round_trips_and_an_unknown_code_is_no_success),
         cmocka_unit_test(a_list_of_regions_round_trips_at_every_length),
         cmocka_unit_test(longer_region_entries_of_a_later_version_are_read),

@@ -18,6 +18,7 @@
 
 #define THREADS_MAX 64
 #define INLINE_MAX_BYTES ((uint64_t)256 << 10)
+#define INLINE_FILE_MAX_BYTES ((uint64_t)4 << 20)
 #define XFER_WAIT_MS (BENCH_WAIT_S * 1000u / 2)
 
 struct client {
@@ -200,7 +201,9 @@ static void fill_options(const struct worker *worker, struct heft_xfer_options *
 
     options->require = setup->require;
     options->deadline_ms = XFER_WAIT_MS;
-    if (row->size_bytes * row->batch <= INLINE_MAX_BYTES || setup->workers == 1)
+    if (row->size_bytes * row->batch <=
+            (row->space == BENCH_FILE ? INLINE_FILE_MAX_BYTES : INLINE_MAX_BYTES) ||
+        setup->workers == 1)
         options->flags |= HEFT_XFER_INLINE;
     if (setup->tell == BENCH_NOTIFICATION && row->space != BENCH_FILE) {
         options->notification = "heft";

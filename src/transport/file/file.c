@@ -375,4 +375,5 @@ const struct heft_transport_ops heft_transport_file = {
     .fail = file_fail,
     .post = file_post,
     .cancel = file_cancel,
+    .move = heft_file_move,
 };

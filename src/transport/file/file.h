@@ -18,6 +18,7 @@
  *   task.c    cutting and walking: arithmetic without I/O
  *   source.c  what is known of a file: O_DIRECT, its alignment, the page cache
  *   piece.c   one piece from taken to landed
+ *   brief.c   small operations that the page cache answers, in the posting thread
  *   pick.c    which gaps to read over: what a read costs beside its bytes, as measured
  *   lane.c    workers: taking pieces, the ring
  */
@@ -41,6 +42,7 @@
 #define HEFT_FILE_PIECES 128u
 #define HEFT_FILE_MAX_ELEMENTS 65536u
 #define HEFT_FILE_MAX_IOV 256u
+#define HEFT_FILE_BRIEF_BYTES ((uint64_t)4 << 20) /* HEFT_XFER_INLINE up to this size */
 
 /* ---- test switches ---- */
 
@@ -249,6 +251,9 @@ struct heft_endpoint {
     struct heft_transport *transport;
     struct heft_task_owner tasks;
 };
+
+/* brief.c: heft_transport_ops.move */
+int heft_file_move(struct heft_endpoint *endpoint, struct heft_transport_op *op, struct heft_error *error);
 
 /* piece.c: on a worker, without the lock. */
 /* Starts or does a piece; 0: it is stalled, waiting for a slot. */

@@ -323,6 +323,88 @@ static void a_column_costs_its_blocks(void **state)
     free(model);
 }
 
+static int move_now(struct rig *rig, struct trial *trial)
+{
+    trial->op.done_bytes = 0;
+    return heft_transport_file.move(rig->endpoint, &trial->op, &trial->error);
+}
+
+/* Small reads in the posting thread: right, or not done at all; never a wait, never another byte. */
+static void what_the_cache_holds_is_read_at_once(void **state)
+{
+    uint8_t *arena = aligned_alloc(4096, ARENA_BYTES), *model = malloc(ARENA_BYTES);
+    int fd = file_make(NULL, FILE_BYTES), round, done = 0;
+    struct heft_transport_region file, host;
+    uint64_t seed = 4711, used, at;
+    struct rig rig;
+
+    (void)state;
+    rig_open(&rig, HEFT_FILE_AUTO, 0);
+    assert_int_equal(rig_add_file(&rig, fd, FILE_BYTES, &file, NULL), 0);
+    rig_host_region(arena, ARENA_BYTES, &host);
+    for (round = 0; round < EFFORT(200, 40); round++) {
+        uint64_t moves = 1 + random_below(&seed, 24);
+        struct trial trial;
+        int rc;
+
+        for (at = 0; at < ARENA_BYTES; at++)
+            arena[at] = model[at] = (uint8_t)(at * 7 + 3);
+        trial_init(&trial, HEFT_OP_READ);
+        used = 0;
+        while (moves-- > 0)
+            add_move(&trial, &host, &file, model, &seed, &used);
+        rc = move_now(&rig, &trial);
+        if (rc) { /* too much for it, or the kernel had better use for the pages: as before */
+            assert_int_equal(rc, HEFT_ERR_AGAIN);
+            assert_int_equal(trial.op.done_bytes, 0);
+            trial_must(&rig, &trial);
+        } else {
+            assert_true(trial.op.total_bytes <= HEFT_FILE_BRIEF_BYTES);
+            assert_int_equal(trial.op.done_bytes, trial.op.total_bytes);
+            done++;
+        }
+        assert_memory_equal(arena, model, ARENA_BYTES);
+    }
+    assert_true(done > round / 4);
+    rig_remove(&rig, &file);
+    rig_close(&rig);
+    (void)close(fd);
+    free(arena);
+    free(model);
+}
+
+static void what_the_cache_does_not_hold_is_left_to_a_task(void **state)
+{
+    struct heft_move row = {.length_bytes = 8192, .count = 1, .remote_offset_bytes = FILE_BYTES - 8192};
+    uint8_t *arena = aligned_alloc(4096, MIB);
+    int fd = file_make(NULL, FILE_BYTES);
+    struct heft_transport_region file, host;
+    struct trial trial;
+    struct rig rig;
+
+    (void)state;
+    rig_open(&rig, HEFT_FILE_AUTO, 0);
+    assert_int_equal(rig_add_file(&rig, fd, FILE_BYTES, &file, NULL), 0);
+    rig_host_region(arena, MIB, &host);
+    trial_init(&trial, HEFT_OP_READ);
+    trial_add(&trial, &host, &file, row);
+    file_make_cold(fd);
+    assert_int_equal(move_now(&rig, &trial), HEFT_ERR_AGAIN);
+    trial_must(&rig, &trial);
+    assert_int_equal(arena[8191], file_byte(FILE_BYTES - 1));
+    assert_int_equal(ftruncate(fd, (off_t)(FILE_BYTES - 1)), 0); /* its end is not there any more */
+    assert_int_equal(pread(fd, arena, 8191, (off_t)(FILE_BYTES - 8192)), 8191);
+    assert_int_equal(move_now(&rig, &trial), HEFT_ERR_AGAIN);
+    (heft_transport_file.fail)(rig.endpoint, HEFT_ERR_PEER_LOST, NULL);
+    assert_int_equal(ftruncate(fd, (off_t)FILE_BYTES), 0);
+    assert_int_equal(pread(fd, arena, 8192, (off_t)(FILE_BYTES - 8192)), 8192);
+    assert_int_equal(move_now(&rig, &trial), HEFT_ERR_AGAIN); /* post says why */
+    rig_remove(&rig, &file);
+    rig_close(&rig);
+    (void)close(fd);
+    free(arena);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -331,6 +413,8 @@ int main(void)
         cmocka_unit_test(offsets_past_4_gib_are_whole),
         cmocka_unit_test(two_files_in_one_operation),
         cmocka_unit_test(a_column_costs_its_blocks),
+        cmocka_unit_test(what_the_cache_holds_is_read_at_once),
+        cmocka_unit_test(what_the_cache_does_not_hold_is_left_to_a_task),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -17,8 +17,6 @@
 #include <unistd.h>
 
 #define THREADS_MAX 64
-#define INLINE_MAX_BYTES ((uint64_t)256 << 10)
-#define INLINE_FILE_MAX_BYTES ((uint64_t)4 << 20)
 #define XFER_WAIT_MS (BENCH_WAIT_S * 1000u / 2)
 
 struct client {
@@ -201,10 +199,7 @@ static void fill_options(const struct worker *worker, struct heft_xfer_options *
 
     options->require = setup->require;
     options->deadline_ms = XFER_WAIT_MS;
-    if (row->size_bytes * row->batch <=
-            (row->space == BENCH_FILE ? INLINE_FILE_MAX_BYTES : INLINE_MAX_BYTES) ||
-        setup->workers == 1)
-        options->flags |= HEFT_XFER_INLINE;
+    options->flags |= HEFT_XFER_INLINE; /* transports know up to which size that is quicker */
     if (setup->tell == BENCH_NOTIFICATION && row->space != BENCH_FILE) {
         options->notification = "heft";
         options->notification_bytes = 4;

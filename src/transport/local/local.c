@@ -253,6 +253,17 @@ static void local_drop_session(struct heft_transport *transport, uint64_t sessio
     (void)session;
 }
 
+static int is_brief(const struct heft_transport_op *op)
+{
+    uint64_t pieces = 0;
+
+    if (op->total_bytes <= LOCAL_INLINE_LIST_BYTES)
+        return 1;
+    for (size_t index = 0; index < op->move_count && pieces <= LOCAL_INLINE_PIECES; index++)
+        pieces += op->moves[index].count;
+    return op->total_bytes <= LOCAL_INLINE_BYTES && pieces <= LOCAL_INLINE_PIECES;
+}
+
 /* Without the queue: the agent holds the endpoint for this call, and nobody else knows the operation. */
 static int local_move(struct heft_endpoint *opened, struct heft_transport_op *op, struct heft_error *error)
 {
@@ -260,7 +271,7 @@ static int local_move(struct heft_endpoint *opened, struct heft_transport_op *op
     struct heft_claim claim = {.op = op, .bytes = op->total_bytes};
     int rc = HEFT_ERR_AGAIN;
 
-    if (op->total_bytes > LOCAL_INLINE_BYTES || __atomic_load_n(&endpoint->queue.failed, __ATOMIC_ACQUIRE))
+    if (!is_brief(op) || __atomic_load_n(&endpoint->queue.failed, __ATOMIC_ACQUIRE))
         return HEFT_ERR_AGAIN;
     if (op->move_count == 1 && op->moves->count == 1 && op->total_bytes <= LOCAL_SMALL_BYTES)
         rc = local_copy_piece(endpoint, op, error);

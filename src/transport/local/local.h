@@ -16,8 +16,11 @@
 /* Cancel is looked at this often, progress is counted four times as often. The most of one cross-memory call:
  * at a quarter of it the calls' own cost is 7 % of the time. */
 #define LOCAL_STEP_BYTES ((uint64_t)1 << 20)
-/* HEFT_XFER_INLINE up to this size; above it another thread would only wait. */
-#define LOCAL_INLINE_BYTES ((uint64_t)2 << 20)
+/* HEFT_XFER_INLINE up to this size: what a core's caches hold is copied quicker by one core than by two. */
+#define LOCAL_INLINE_BYTES ((uint64_t)8 << 20)
+/* Of more pieces only up to the second size: each costs a call's time, or a cache miss. */
+#define LOCAL_INLINE_PIECES 128u
+#define LOCAL_INLINE_LIST_BYTES ((uint64_t)2 << 20)
 /* iovecs of one cross-memory call (the kernel's own limit). */
 #define LOCAL_IOV_MAX 1024
 
@@ -25,7 +28,7 @@
 #define LOCAL_SMALL_BYTES ((uint64_t)4 << 10)
 /* Pieces of at least this size, in operations that no core's cache holds, are copied past the cache. */
 #define LOCAL_STREAM_BYTES ((uint64_t)64 << 10)
-#define LOCAL_STREAM_TOTAL_BYTES ((uint64_t)4 << 20)
+#define LOCAL_STREAM_TOTAL_BYTES ((uint64_t)12 << 20)
 
 enum local_mode {
     LOCAL_UNREACHABLE = 0,

@@ -15,6 +15,7 @@ import tempfile
 import time
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+BATCH = ("--batches", "8", "--pattern", "strided")  # as many puts under way as ucx_perftest has
 STREAMS = 2  # heft's own choice for two processes of one host
 
 
@@ -115,7 +116,7 @@ def main():
         for op, test in (("read", "ucp_get"), ("write", "ucp_put_bw")):
             for size in sizes:
                 compare(f"ucx, UCX_TLS={tls}, {op} of {size >> 10} KiB", rounds,
-                        lambda o=op, s=size, t=tls: heft(build, "ucx", o, s, {"UCX_TLS": t}),
+                        lambda o=op, s=size, t=tls: heft(build, "ucx", o, s, {"UCX_TLS": t}, BATCH if o == "write" else ()),
                         {"ucx_perftest": lambda x=test, s=size, t=tls: perftest(x, s, t)})
     with tempfile.TemporaryDirectory() as folder:
         secure = certificates(folder)

@@ -223,6 +223,34 @@ int heft_region_register(struct heft_agent *agent, const struct heft_region_opti
  */
 int heft_region_deregister(struct heft_region *region, struct heft_error *error);
 /*
+ * Regions may overlap, and the same memory may be registered any number of times: each is a region of its
+ * own, with its own rights, and is deregistered by itself. An address whose memory was given back and taken
+ * again is registered anew after the old region was deregistered; until then the old one would move whatever
+ * lies there.
+ *
+ * acquire is for callers who learn of memory piece by piece and do not want to register an allocation for
+ * each: the region that covers the range with the same flags, if it was acquired before and lies in the same
+ * allocation, else a new one over just this range. *offset_bytes_out is the range's first byte in it. Acquire
+ * the whole allocation first, and everything inside is found, at the cost of a search.
+ *
+ * `generation` is the caller's word for which allocation lies at the address now: another number whenever
+ * memory there was freed and allocated again, any constant when that never happens. Ranges of an older
+ * generation are not found any more; their regions are deregistered when the last who acquired them has
+ * released them. Of GPU memory the driver tells it as well, so the number can stay the same.
+ *
+ * Every acquire is released once. A region that nobody uses stays registered for the next, up to 256 of them.
+ * Before memory is freed, forget deregisters what was acquired and released of the range, whatever
+ * generation: BUSY while some of it is acquired (nothing has changed then) or still used by a transfer or a
+ * peer (forget again). HOST and CUDA by `address` only (INVALID else). STATE from a callback, or a release
+ * without an acquire. Other errors as heft_region_register. Any thread.
+ */
+int heft_region_acquire(struct heft_agent *agent, const struct heft_region_options *options,
+                        uint64_t generation, struct heft_region **region_out, uint64_t *offset_bytes_out,
+                        struct heft_error *error);
+int heft_region_release(struct heft_region *region, struct heft_error *error);
+int heft_region_forget(struct heft_agent *agent, const void *address, uint64_t length_bytes,
+                       struct heft_error *error);
+/*
  * Whether a file or an object is there, how large it is, and since when: without a region, without a byte
  * moved.
  */

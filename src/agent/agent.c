@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "agent/secure.h"
 #include "agent/agent_internal.h"
+#include "agent/region_cache.h"
 #include "agent/inbox.h"
 #include "agent/peer.h"
 #include "agent/tether.h"
@@ -151,6 +152,7 @@ void heft_agent_unref(struct heft_agent *agent)
 {
     if (__atomic_sub_fetch(&agent->refs, 1, __ATOMIC_ACQ_REL) != 0)
         return;
+    heft_region_cache_free(agent->region_cache);
     (void)pthread_mutex_destroy(&agent->region_lock);
     (void)pthread_cond_destroy(&agent->region_cond);
     (void)pthread_mutex_destroy(&agent->active_lock);
@@ -301,6 +303,11 @@ static struct heft_agent *agent_new(void)
 
     if (!agent)
         return NULL;
+    agent->region_cache = heft_region_cache_new();
+    if (!agent->region_cache) {
+        free(agent);
+        return NULL;
+    }
     agent->process = heft_process_life;
     agent->refs = 1;
     (void)pthread_mutex_init(&agent->region_lock, NULL);

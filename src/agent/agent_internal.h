@@ -113,6 +113,7 @@ struct heft_agent {
     struct heft_departed *departed;
     uint64_t departed_count, departed_floor;
     struct heft_regions_hook *regions_hooks;
+    struct heft_region_cache *region_cache;
 
     /* Transfers. */
     pthread_mutex_t proxy_lock; /* proxy, and opening and closing triggers; before the proxy's own lock */
@@ -248,9 +249,10 @@ struct heft_region {
     uint32_t pins;
     enum heft_region_state state;
     uint64_t mark;
-    uint32_t holders;    /* sessions that were told to let go and have not answered */
-    int owned_fd;        /* t.fd is closed with it */
-    char *url, *version; /* of an object; owned */
+    uint32_t holders;           /* sessions that were told to let go and have not answered */
+    int owned_fd;               /* t.fd is closed with it */
+    struct heft_cached *cached; /* region_cache.c, freed with it; NULL: the caller's own */
+    char *url, *version;        /* of an object; owned */
     char label[128];
 };
 

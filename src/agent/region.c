@@ -30,6 +30,7 @@ void heft_region_unref(struct heft_region *region)
         (void)close(region->owned_fd);
     free(region->url);
     free(region->version);
+    free(region->cached);
     free(region);
 }
 
@@ -399,6 +400,10 @@ int heft_region_deregister(struct heft_region *region, struct heft_error *error)
 
     if (heft_agent_forked(agent))
         return heft_process_refuse(agent, error);
+    if (region->cached)
+        return heft_error_set(error, HEFT_ERR_STATE,
+                              "region %llu was acquired: heft_region_release gives it back",
+                              (unsigned long long)id);
     (void)pthread_mutex_lock(&agent->region_lock);
     pins = region->pins;
     if (pins) {

@@ -376,7 +376,7 @@ void heft_cuda_query(uint64_t address, struct heft_cuda_pointer *pointer_out)
     struct heft_cuda_pointer pointer = {.kind = HEFT_CUDA_PAGEABLE, .device = -1};
     unsigned type = 0, managed = 0, legacy = 0;
     heft_cu_pointer start = 0;
-    unsigned long long types = 0;
+    unsigned long long types = 0, id = 0;
     void *pool = NULL;
     size_t size = 0;
 
@@ -391,6 +391,8 @@ void heft_cuda_query(uint64_t address, struct heft_cuda_pointer *pointer_out)
         pointer.size_bytes = size;
     }
     (void)ask(cu, address, HEFT_CU_POINTER_DEVICE, &pointer.device);
+    if (ask(cu, address, HEFT_CU_POINTER_BUFFER_ID, &id))
+        pointer.buffer_id = id;
     if (ask(cu, address, HEFT_CU_POINTER_MANAGED, &managed) && managed) {
         pointer.kind = HEFT_CUDA_MANAGED;
     } else if (type == HEFT_CU_MEMORY_HOST) {

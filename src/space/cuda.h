@@ -74,6 +74,8 @@ struct heft_cuda_pointer {
     int device;
     uint64_t start, size_bytes; /* of the allocation, or of the mapping (VMM) it lies in */
     int exports_fd, exports_ipc;
+    uint64_t
+        buffer_id; /* another one for each allocation the process ever made; 0: the driver does not say */
 };
 /* Needs a loaded driver; without one everything is PAGEABLE. */
 void heft_cuda_query(uint64_t address, struct heft_cuda_pointer *pointer_out);

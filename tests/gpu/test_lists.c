@@ -105,6 +105,34 @@ static void a_list_that_is_kept_is_right_after_whatever_changed(void)
 }
 
 /* Transfers released after their agent was closed have nothing to give back to it. */
+/* The driver tells one allocation from the next: the same number for both is enough. */
+static void a_registration_that_is_kept_is_of_one_allocation(void)
+{
+    struct heft_region_options options = HEFT_REGION_OPTIONS_INIT;
+    uint64_t address = gpu_alloc(0, 1 << 20), offset = 1;
+    struct heft_region *whole, *part, *next;
+    struct heft_agent *agent;
+
+    CHECK(!heft_agent_open(NULL, &agent, &gpu_error));
+    options.space = HEFT_SPACE_CUDA;
+    options.address = (void *)(uintptr_t)address;
+    options.length_bytes = 1 << 20;
+    CHECK(!heft_region_acquire(agent, &options, 0, &whole, &offset, &gpu_error) && offset == 0);
+    options.address = (void *)(uintptr_t)(address + 4096);
+    options.length_bytes = 4096;
+    CHECK(!heft_region_acquire(agent, &options, 0, &part, &offset, &gpu_error));
+    CHECK(part == whole && offset == 4096);
+    CHECK(!heft_region_release(part, &gpu_error) && !heft_region_release(whole, &gpu_error));
+    gpu_free(0, address);
+    address = gpu_alloc(0, 1 << 20);
+    options.address = (void *)(uintptr_t)(address + 4096);
+    CHECK(!heft_region_acquire(agent, &options, 0, &next, &offset, &gpu_error));
+    CHECK(offset == 0 && heft_region_length_bytes(next) == 4096); /* nothing of before was found */
+    CHECK(!heft_region_release(next, &gpu_error));
+    CHECK(!heft_agent_close(agent, &gpu_error));
+    gpu_free(0, address);
+}
+
 static void a_kept_list_outlives_its_agent(void)
 {
     static struct heft_run runs[ITEMS];
@@ -200,6 +228,7 @@ static void two_hundred_rounds_leave_the_memory_as_it_was(void)
 
 const struct gpu_case gpu_list_cases[] = {
     {"list: kept, and right after whatever changed", a_list_that_is_kept_is_right_after_whatever_changed, 1},
+    {"registration: a kept one is of one allocation", a_registration_that_is_kept_is_of_one_allocation, 1},
     {"list: a kept one outlives its agent", a_kept_list_outlives_its_agent, 1},
     {"list: two hundred rounds leave the memory as it was", two_hundred_rounds_leave_the_memory_as_it_was, 1},
     {"list: an inline piece is there when post returns", an_inline_piece_is_there_when_post_returns, 1},

@@ -35,11 +35,17 @@ static void pointers_are_told_apart(void)
     struct heft_device_memory_info info;
     void *pinned = NULL;
     char plain[64];
-    uint64_t address = gpu_alloc(0, 3 * MIB + 5);
+    uint64_t address = gpu_alloc(0, 3 * MIB + 5), buffer_id;
 
     heft_cuda_query(address + MIB, &pointer);
     CHECK(pointer.kind == HEFT_CUDA_PLAIN && pointer.device == 0 && pointer.start == address);
     CHECK(pointer.size_bytes >= 3 * MIB + 5 && pointer.exports_ipc);
+    buffer_id = pointer.buffer_id;
+    CHECK(buffer_id != 0);
+    gpu_free(0, address);
+    address = gpu_alloc(0, 3 * MIB + 5); /* maybe at the same place, and other memory all the same */
+    heft_cuda_query(address, &pointer);
+    CHECK(pointer.buffer_id != 0 && pointer.buffer_id != buffer_id);
     gpu_free(0, address);
     heft_cuda_query((uintptr_t)plain, &pointer);
     CHECK(pointer.kind == HEFT_CUDA_PAGEABLE);

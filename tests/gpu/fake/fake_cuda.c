@@ -34,14 +34,13 @@ enum kind { UNUSED, PLAIN, MAPPED, OPENED, PINNED, REGISTERED };
 struct memory {
     enum kind kind;
     uint8_t *address, *bytes;
-    size_t size;
+    size_t size, id;
     int fd, device, handle, access;
 };
 
 struct step {
     struct step *next;
-    int kind; /* 0 copy, 1 event, 2 copy kernel, 3 digest kernel, 4 word written, 5 word waited for, 6 bytes
-                 set, 7 event waited for */
+    int kind; /* 0 copy, 1 event, 2 copy kernel, 3 digests, 4 word set, 5 word awaited, 6 bytes, 7 awaited */
     uint8_t *to;
     const uint8_t *from;
     size_t size;
@@ -77,7 +76,7 @@ static struct {
 } handles[HANDLES];
 static struct heft_cu_stream_st default_streams[DEVICES] = {{.device = 0}, {.device = 1}};
 static int module_dummy;
-static size_t used[DEVICES];
+static size_t used[DEVICES], ids;
 
 /* For tests: what is alive (memory, handles). */
 int fake_cuda_live(void);
@@ -377,7 +376,7 @@ static heft_cu_result alloc_locked(heft_cu_pointer *pointer_out, size_t bytes)
     if (bytes == 0 || used[device] + size > fake_total_bytes())
         return bytes ? HEFT_CU_OUT_OF_MEMORY : HEFT_CU_INVALID_VALUE;
     *m = (struct memory){
-        .kind = PLAIN, .size = size, .device = device, .fd = memfd_create("fake", MFD_CLOEXEC)};
+        .kind = PLAIN, .id = ++ids, .size = size, .device = device, .fd = memfd_create("fake", MFD_CLOEXEC)};
     if (m->fd < 0 || ftruncate(m->fd, (off_t)size))
         abort();
     m->address = mmap(NULL, size, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
@@ -443,8 +442,9 @@ static heft_cu_result attribute_locked(void *data_out, int attribute, heft_cu_po
     case HEFT_CU_POINTER_MAPPING_SIZE:
         *(size_t *)data_out = m->size;
         return 0;
+    case HEFT_CU_POINTER_BUFFER_ID:
     case HEFT_CU_POINTER_HANDLE_TYPES:
-        *(unsigned long long *)data_out = m->kind == MAPPED ? HEFT_CU_HANDLE_POSIX_FD : 0;
+        *(size_t *)data_out = attribute == HEFT_CU_POINTER_BUFFER_ID ? m->id : m->kind == MAPPED;
         return 0;
     default:
         return HEFT_CU_INVALID_VALUE;
@@ -466,7 +466,6 @@ API(cuMemcpyAsync)(heft_cu_pointer to, heft_cu_pointer from, size_t bytes, heft_
                                           .from = (const uint8_t *)(uintptr_t)from,
                                           .size = bytes}));
 }
-
 API(cuMemsetD8Async)(heft_cu_pointer to, unsigned char value, size_t bytes, heft_cu_stream stream)
 {
     LOCKED(add_step(
@@ -802,6 +801,7 @@ static heft_cu_result map_locked(heft_cu_pointer pointer, size_t bytes, heft_cu_
         return HEFT_CU_INVALID_VALUE;
     *m = (struct memory){.kind = MAPPED,
                          .size = bytes,
+                         .id = ++ids,
                          .device = handles[handle].device < 0 ? 0 : handles[handle].device,
                          .handle = (int)handle,
                          .fd = -1};

@@ -86,7 +86,7 @@ static void client_sockets(struct rig *rig, int marks[FDS_MAX])
     int fd, port;
 
     assert_int_equal(heft_agent_addresses(rig->server, addresses, sizeof(addresses)), 0);
-    port = atoi(strrchr(addresses, ':') + 1);
+    port = (int)strtoul(strrchr(addresses, ':') + 1, NULL, 10);
     assert_true(port > 0);
     for (fd = 0; fd < FDS_MAX; fd++) {
         struct sockaddr_in other;
@@ -454,7 +454,7 @@ static void a_write_of_a_lost_connection_never_comes_after_one_of_the_next(void 
         assert_int_equal(heft_peer_close(rig.peer, NULL), 0);
         options = peer_options(rig.server, addresses);
         options.streams = 1;
-        proxy_open(&proxy, atoi(strrchr(addresses, ':') + 1));
+        proxy_open(&proxy, (int)strtoul(strrchr(addresses, ':') + 1, NULL, 10));
         (void)snprintf(proxied, sizeof(proxied), "tcp:127.0.0.1:%d", proxy.port);
         options.addresses = proxied;
         assert_int_equal(heft_peer_connect(rig.client, &options, &lost, NULL), 0);

@@ -20,6 +20,7 @@ for name in list(os.environ):
         del os.environ[name]
 
 REQUESTS_OF_FILE = 1  # its head
+ONE = {"HEFT_OBJECT_CONNECTIONS": "1"}  # one range after the other
 
 
 def fleet():
@@ -101,6 +102,8 @@ def test_an_unknown_authority_is_refused():
         report = fl.load(f"{nginx.tls_url}/model", check=5)
         assert "certificate is not trusted" in report["error"]["text"], report["error"]
         assert "HEFT_CA_BUNDLE" in report["error"]["text"]
+        with open(nginx.log) as log:
+            assert log.read() == ""  # nothing was asked of it
 
 
 # ---- answers ----
@@ -137,9 +140,11 @@ class World:
         assert asked == REQUESTS_OF_FILE + ranges + extra, (asked, ranges, extra)
         return report
 
-    def bad(self, code, *words, check, repeats=0, **more):
+    def bad(self, code, *words, check, repeats=0, extra=None, env=None, **more):
+        """`repeats` requests begin where another one did; `extra` (as many) are more than one for each range."""
         path = self.fleet.path("report.json")
-        report = self.load("--report", path, check=check, **more)
+        before = self.server.count()
+        report = self.load("--report", path, check=check, env={**ONE, **(env or {})}, **more)
         # the load's own code says that no source is left; the source's reason is the transport's
         with open(path) as full:
             report.update(json.load(full))
@@ -148,9 +153,11 @@ class World:
         for word in words:
             assert word in reason["text"], (word, reason)
         assert report["sha256"] == {}
-        # nothing is asked for twice but what the test expects
+        # nothing is asked for twice but what the test expects; all ranges were on their way when one failed
         twice = sum(n - 1 for n in self.server.seen.values())
-        assert repeats is None or twice == repeats, self.server.seen
+        assert twice == repeats, self.server.seen
+        asked, ranges = self.server.count() - before, report.get("layout", {}).get("chunks", 0)
+        assert asked == REQUESTS_OF_FILE + ranges + (repeats if extra is None else extra), (asked, ranges, self.server.seen)
         return report
 
 
@@ -216,7 +223,12 @@ def test_a_reset_goes_on_from_the_last_byte():
 def test_resets_with_progress_do_not_use_up_the_retries():
     with World(lambda r: o.Fault(cut=1 << 20) if is_data(r) and r.last - r.first > 1 << 20 else None) as w:
         check_report(w.load(env={"HEFT_OBJECT_RETRIES": "1"}), w.expected)
-        assert w.server.count() > 15
+        ranges = {}
+        for r in filter(is_data, w.server.requests):
+            ranges[r.last] = min(r.first, ranges.get(r.last, r.first))
+        # each answer brings 1 MiB, and the last one the rest
+        asked = sum(max(1, -(-(last - first) // (1 << 20))) for last, first in ranges.items())
+        assert w.server.count() == REQUESTS_OF_FILE + asked > 15, (w.server.count(), ranges)
 
 
 def test_200_for_a_range_is_refused():
@@ -264,6 +276,16 @@ def test_a_refusal_tells_the_services_words():
         assert "a-secret" not in str(report)
 
 
+def test_one_flipped_byte_ends_the_load():
+    with World() as w:
+        right = w.server.etag(w.name)
+        data = bytearray(w.server.files[w.name])
+        data[12 << 20] ^= 1
+        w.server.files[w.name] = bytes(data)
+        wrong = hashlib.md5(data).hexdigest()
+        w.bad("DIGEST", "md5", wrong, right.strip('"'), w.name, check=1, s3=True)
+
+
 def test_a_trickle_is_a_stall():
     with World(once(o.Fault(pace=64), is_second_range)) as w:
         begin = time.monotonic()
@@ -290,7 +312,7 @@ def test_a_connection_that_lags_is_replaced():
 def test_a_server_that_only_trickles_is_given_up():
     with World(lambda r: o.Fault(pace=64) if is_data(r) and r.last > 8 << 20 else None) as w:
         begin = time.monotonic()
-        w.bad("STALLED", "tried 2 times", check=1, repeats=None, env={"HEFT_OBJECT_SLOW_S": "1", "HEFT_OBJECT_RETRIES": "1"})
+        w.bad("STALLED", "tried 2 times", check=1, extra=4, env={"HEFT_OBJECT_SLOW_S": "1", "HEFT_OBJECT_RETRIES": "1"})
         assert time.monotonic() - begin < 20
 
 

@@ -169,15 +169,22 @@ def has_seaweed():
     return os.access(WEED, os.X_OK)
 
 
-# One user with a key of its own who may do all of S3; from then on every request is checked by moto's own signer (botocore).
+# One user with a key of its own, and one role (loader), who may do all of S3; from then on every request is checked by moto's own signer
+# (botocore). As at Amazon, who asks STS for a role by a web identity's token signs nothing; moto would check even that.
 MOTO = """
 import json, os, time
 from moto import settings
 from moto.iam.models import iam_backends
 from moto.moto_server.threaded_moto_server import ThreadedMotoServer
+from moto.sts.responses import TokenResponse
+policy = json.dumps({"Version": "2012-10-17", "Statement": [{"Effect": "Allow", "Action": "s3:*", "Resource": "*"}]})
 iam = iam_backends["123456789012"]["aws"]
 iam.create_user("us-east-1", "tester")
-iam.put_user_policy("tester", "all", json.dumps({"Version": "2012-10-17", "Statement": [{"Effect": "Allow", "Action": "s3:*", "Resource": "*"}]}))
+iam.put_user_policy("tester", "all", policy)
+for role in ("loader", "idler"):
+    iam.create_role(role, "{}", "/", None, "", {}, 3600)
+iam.put_role_policy("loader", "all", policy)
+TokenResponse._authenticate_and_authorize_normal_action = lambda *_: None
 key = iam.create_access_key("tester", "AKIA")
 settings.INITIAL_NO_AUTH_ACTION_COUNT = 0
 server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)

@@ -94,6 +94,24 @@ def test_the_same_model_from_another_s3_service():
         assert o.files_of(fl.path("landed"), "") == o.files_of(model, "")
 
 
+def test_a_role_of_another_s3_service_by_web_identity():
+    if not o.has_moto():
+        return "moto is not installed (requirements.txt)"
+    with fleet() as fl:
+        model = fl.model("model", size="6M", shards_=2)
+        moto = o.Moto(fl)
+        moto.upload(model, "m")
+        token = fl.path("web-token")
+        with open(token, "w") as out:
+            out.write("a.web.token")
+        role = {"AWS_ENDPOINT_URL": moto.env["AWS_ENDPOINT_URL"], "AWS_REGION": "us-east-1", "AWS_WEB_IDENTITY_TOKEN_FILE": token}
+        # signed by the role's temporary keys, session token and all: checked there
+        check_report(fl.load("s3://models/m", env={**role, "AWS_ROLE_ARN": "arn:aws:iam::123456789012:role/loader"}),
+                     f.sha256_of_tensors(model))
+        report = fl.load("s3://models/m", env={**role, "AWS_ROLE_ARN": "arn:aws:iam::123456789012:role/idler"}, check=5)
+        assert report["error"]["code"] == "DENIED" and "403" in report["error"]["text"], report["error"]
+
+
 def test_an_unknown_authority_is_refused():
     if not o.has_nginx():
         return "nginx or openssl is not installed"

@@ -324,6 +324,29 @@ void heft_config_free(struct heft_config *config)
 
 /* ---- sources of values ---- */
 
+/*
+ * A variable whose name is no option's: another program's, whose names may begin alike, unless it is so close
+ * to an option that it must be a slip of the hand.
+ */
+static int unknown_variable(const struct heft_config *config, const char *prefix, const char *variable,
+                            const char *name, struct heft_error *error)
+{
+    size_t slips = strlen(name) >= 8 ? 2 : 1, index, at;
+    char meant[MAX_WORD];
+
+    for (index = 0; index < config->count; index++) {
+        if (strlen(name) < 4 || edit_distance(name, config->entries[index].name) > slips)
+            continue;
+        (void)snprintf(meant, sizeof(meant), "%s", config->entries[index].name);
+        for (at = 0; meant[at]; at++)
+            meant[at] = meant[at] == '-' ? '_' : (char)toupper((unsigned char)meant[at]);
+        return heft_error_set(error, HEFT_ERR_UNKNOWN_OPTION,
+                              "unknown environment variable %.*s: did you mean %s%s?",
+                              (int)strcspn(variable, "="), variable, prefix, meant);
+    }
+    return HEFT_OK;
+}
+
 int heft_config_environment(struct heft_config *config, const char *prefix, char *const *environment,
                             struct heft_error *error)
 {
@@ -349,8 +372,12 @@ int heft_config_environment(struct heft_config *config, const char *prefix, char
             name[index] = c == '_' ? '-' : (char)tolower((unsigned char)c);
         }
         name[size] = 0;
-        if (!find(config, name, &index))
-            continue; /* other programs' variables may begin alike; a flag or a file has no such excuse */
+        if (!find(config, name, &index)) {
+            rc = unknown_variable(config, prefix, *environment, name, error);
+            if (rc)
+                return rc;
+            continue;
+        }
         rc = heft_config_set(config, name, equals + 1, HEFT_ORIGIN_ENVIRONMENT, error);
         if (rc)
             return heft_error_prefix(error, rc, "environment variable %.*s", (int)(equals - *environment),

@@ -94,7 +94,7 @@ static int publish(struct heft_directory *directory, const struct heft_record *r
         return heft_error_set(
             error, HEFT_ERR_DENIED,
             "publishing '%s' would send its token to %s over a plain connection that is not "
-            "loopback: use a heftd on this host, or allow it explicitly (allow_plain)",
+            "loopback: use a heftd on this host, or allow it (--allow-plain-token)",
             record->name, directory->address);
     heft_buf_init(&body, HEFT_GRPC_MAX_MESSAGE_BYTES);
     heft_buf_init(&request, HEFT_GRPC_MAX_MESSAGE_BYTES);

@@ -159,7 +159,7 @@ static int open_with_files(struct heft_etcd *etcd, const struct heft_directory_o
     if (!rc && etcd->user && !heft_etcd_is_private(etcd) && !options->allow_plain)
         rc = heft_error_set(error, HEFT_ERR_DENIED,
                             "directory '%.200s': the password would go over a plain connection that is not "
-                            "loopback: use etcds://, or allow it explicitly (allow_plain)",
+                            "loopback: use etcds://, or allow it (--allow-plain-token)",
                             options->address);
     return rc;
 }

@@ -357,7 +357,7 @@ static int check_plain(const struct heft_etcd_directory *self, const struct heft
     return heft_error_set(
         error, HEFT_ERR_DENIED,
         "publishing '%s' would send its token to %s over a plain connection that is not loopback: "
-        "use etcds://, or allow it explicitly (allow_plain)",
+        "use etcds://, or allow it (--allow-plain-token)",
         record->name, self->base.address);
 }
 

@@ -468,6 +468,52 @@ static void an_idle_daemon_takes_less_than_30_mib(void **state)
     assert_int_equal(heftd_signal(process, SIGTERM), 0);
 }
 
+/* A record with an address of that many bytes. */
+static int publish_large(struct heft_directory *directory, const char *name, size_t bytes,
+                         struct heft_error *error)
+{
+    struct heft_record record = make_record(name, 1, 60000);
+    int result;
+
+    free(record.addresses);
+    record.addresses = malloc(bytes + 1);
+    assert_non_null(record.addresses);
+    memset(record.addresses, 'a', bytes);
+    memcpy(record.addresses, "unix:", 5);
+    record.addresses[bytes] = 0;
+    result = directory->ops->publish(directory, &record, NULL, error);
+    heft_record_free(&record);
+    return result;
+}
+
+static void records_are_no_larger_than_the_options_say_one_by_one_and_together(void **state)
+{
+    static const char *const limits[] = {
+        "--max-record-bytes", "1K", "--max-total-bytes", "1M", "--store", "memory:", NULL};
+    struct heftd_process *process = *state;
+    struct heft_error error = HEFT_ERROR_INIT;
+    struct heft_directory *directory;
+    char name[16];
+    int index, rc = 0;
+
+    heftd_start(process, limits);
+    directory = connect_to(process, 10000);
+    rc = publish_large(directory, "large", 1000, &error);
+    if (rc != HEFT_ERR_TOO_LARGE)
+        fail_msg("%s", error.text);
+    rc = 0;
+    assert_non_null(strstr(error.text, "max-record-bytes of 1024"));
+    for (index = 0; index < 5000 && !rc; index++) {
+        (void)snprintf(name, sizeof(name), "r%d", index);
+        rc = publish_large(directory, name, 700, &error);
+    }
+    assert_int_equal(rc, HEFT_ERR_TOO_MANY);
+    assert_non_null(strstr(error.text, "max-total-bytes is 1048576"));
+    assert_in_range(index, 1024, 1500);
+    assert_int_equal(count_of(directory), index - 1);
+    heft_directory_close(directory);
+}
+
 int main(int argc, char **argv)
 {
 #define TEST(name) cmocka_unit_test_setup_teardown(name, heftd_set_up, heftd_tear_down)
@@ -481,6 +527,7 @@ int main(int argc, char **argv)
         TEST(a_thousand_idle_connections_keep_nobody_out),
         TEST(silent_connections_are_closed),
         TEST(the_http_side_tells_all_but_tokens),
+        TEST(records_are_no_larger_than_the_options_say_one_by_one_and_together),
         TEST(an_idle_daemon_takes_less_than_30_mib),
     };
 

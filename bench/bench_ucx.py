@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
 """The ucx transport against ucx_perftest with the same UCX_TLS, and the tcp transport, plain and with TLS, against iperf3 and
-UCX's tagged messages over tcp. Both sides of a ratio run in turn, several rounds; medians are told. Needs ucx-utils, iperf3
+UCX's tagged messages over tcp, and NIXL and Mooncake over tcp where bench_agent_rivals.py has put them. Both sides of a ratio run in turn, several rounds; medians are told. Needs ucx-utils, iperf3
 and openssl. usage: bench_ucx.py [--build DIR] [--rounds N] [--sizes LIST]"""
 import argparse
 import json
@@ -79,6 +79,19 @@ def aes():
     return float(done.stdout.strip().splitlines()[-1].split(":")[-1])
 
 
+def rival(build, name, size, tls):
+    """READ of one block by a rival of bench_agent_rivals.py over tcp."""
+    python = os.path.join(build, "bench-venv", "bin", "python")
+    done = subprocess.run([python, os.path.join(ROOT, "bench", "bench_agent_rivals.py"), "rival", name, "READ",
+                           json.dumps([[size, 1]])], capture_output=True, text=True, timeout=120,
+                          env={**os.environ, "UCX_TLS": tls, "NIXL_LOG_LEVEL": "ERROR", "UCX_LOG_LEVEL": "error",
+                               "GLOG_minloglevel": "3"})
+    rows = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+    if not rows:
+        raise RuntimeError(f"{name}: {done.stderr[-300:]}")
+    return size / rows[0]["post"] * 1e9
+
+
 def certificates(folder):
     def openssl(*arguments):
         subprocess.run(["openssl", *arguments], check=True, capture_output=True, cwd=folder)
@@ -107,12 +120,13 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--build", default=os.path.join(ROOT, "build"))
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--only", choices=["tcp"], help="leave the ucx transport out")
     parser.add_argument("--sizes", default="65536,1048576,16777216")
     options = parser.parse_args()
     build, rounds = options.build, options.rounds
     sizes = [int(s) for s in options.sizes.split(",")]
     print("| what | heft GB/s | others GB/s (heft's share) |\n| --- | --- | --- |")
-    for tls in ("tcp", "tcp,cma"):
+    for tls in () if options.only == "tcp" else ("tcp", "tcp,cma"):
         for op, test in (("read", "ucp_get"), ("write", "ucp_put_bw")):
             for size in sizes:
                 compare(f"ucx, UCX_TLS={tls}, {op} of {size >> 10} KiB", rounds,
@@ -120,9 +134,15 @@ def main():
                         {"ucx_perftest": lambda x=test, s=size, t=tls: perftest(x, s, t)})
     with tempfile.TemporaryDirectory() as folder:
         secure = certificates(folder)
-        for size in [s for s in sizes if s >= 1 << 20]:
-            compare(f"tcp, read of {size >> 10} KiB", rounds, lambda s=size: heft(build, "tcp", "read", s),
+        rivals = os.path.exists(os.path.join(build, "bench-venv"))
+        for size in [4096, *(s for s in sizes if s >= 1 << 20)]:
+            compare(f"tcp, one read of {size >> 10} KiB", rounds, lambda s=size: heft(build, "tcp", "read", s),
+                    {"NIXL, UCX_TLS=tcp": lambda s=size: rival(build, "nixl", s, "tcp"),
+                     "Mooncake tcp": lambda s=size: rival(build, "mooncake", s, "tcp")} if rivals else {})
+            compare(f"tcp, 8 reads of {size >> 10} KiB under way", rounds,
+                    lambda s=size: heft(build, "tcp", "read", s, extra=BATCH),
                     {f"iperf3 -P {STREAMS}": iperf, "UCX tag_bw over tcp": lambda s=size: perftest("tag_bw", s, "tcp")})
+        for size in [s for s in sizes if s >= 1 << 20]:
             compare(f"tcp with TLS, read of {size >> 10} KiB", rounds,
                     lambda s=size: heft(build, "tcp", "read", s, extra=secure),
                     {f"iperf3 -P {STREAMS} (plain)": iperf, "AES-256-GCM of one core": aes})

@@ -326,14 +326,19 @@ def latency(options, _):
 
 
 def register(options, rivals):
-    ours, theirs = [], []
+    ours, theirs, firsts, lasts = [], [], [], []
     for _ in range(options.turns):
         run = subprocess.run([os.path.join(options.build, "bench", "bench_list"), "register"], capture_output=True,
                              text=True, timeout=60, check=True)
-        ours.append(float(run.stdout.split()[1]))
+        words = run.stdout.split()
+        ours.append(float(words[1]))
+        firsts.append(float(words[3]))
+        lasts.append(float(words[5]))
         theirs += [row["each_ns"] for row in rivals.rows("register", "10000")]
     print(f"\nregistration of 100,000 tensors: heft, 4 regions: {statistics.median(ours) / 1e3:.1f} us; NIXL, one by one: "
-          + (f"{statistics.median(theirs) * 100000 / 1e6:.0f} ms" if theirs else "-"))
+          + (f"{statistics.median(theirs) * 100000 / 1e6:.0f} ms" if theirs else "-")
+          + f"\nfirst round {statistics.median(firsts) / 1e3:.1f} us, hundredth {statistics.median(lasts) / 1e3:.1f} us; "
+          f"metadata of all {words[7]} bytes, {int(words[7]) / 100000:.3f} a tensor")
 
 
 def main():

@@ -7,14 +7,17 @@
  * random order). Everything in turn in one run; medians. The bytes are compared after each row.
  *
  *   bench_list BYTES ITEMS [mapped|attached [ROUNDS [write|read]]]     one line: kind, then ns an item
- *   bench_list register                                                ns to register 4 regions, and back
+ *   bench_list register            ns to register 4 regions: median, first and last of 100 rounds; their
+ * metadata's bytes
  */
 #include "base/clock.h"
 
 #include <heft/agent.h>
+#include <heft/metadata.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <sys/mman.h>
 #include <string.h>
 #include <sys/uio.h>
 #include <sys/wait.h>
@@ -294,27 +297,40 @@ static int time_registration(void)
     struct heft_agent *agent = open_agent("client", "unix");
     struct heft_error error = HEFT_ERROR_INIT;
     struct heft_region *regions[4];
-    uint64_t took_ns[101];
-    static uint8_t memory[4][4096];
+    uint64_t took_ns[100], first_ns, last_ns, metadata_bytes = 0, bytes = (uint64_t)100 << 20;
+    uint8_t *memory =
+        mmap(NULL, 4 * bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    void *metadata;
     int round, index;
 
-    for (round = 0; round < 101; round++) {
+    if (memory == MAP_FAILED)
+        exit(1);
+    for (round = 0; round < 100; round++) {
         uint64_t since_ns = heft_now_ns();
 
         for (index = 0; index < 4; index++) {
             struct heft_region_options options = HEFT_REGION_OPTIONS_INIT;
 
-            options.address = memory[index];
-            options.length_bytes = sizeof(memory[index]);
+            options.address = memory + (uint64_t)index * bytes;
+            options.length_bytes = bytes;
             options.flags = HEFT_REGION_REMOTE_READ;
             must(heft_region_register(agent, &options, &regions[index], &error), &error);
         }
         took_ns[round] = heft_now_ns() - since_ns;
+        if (round == 0) {
+            must(heft_agent_export_metadata(agent, NULL, &metadata, &metadata_bytes, &error), &error);
+            heft_free(metadata);
+        }
         for (index = 0; index < 4; index++)
             must(heft_region_deregister(regions[index], &error), &error);
     }
-    qsort(took_ns, 101, sizeof(took_ns[0]), by_size);
-    (void)printf("register %llu\n", (unsigned long long)took_ns[50]);
+    first_ns = took_ns[0];
+    last_ns = took_ns[99];
+    qsort(took_ns, 100, sizeof(took_ns[0]), by_size);
+    (void)printf("register %llu first %llu last %llu metadata %llu\n", (unsigned long long)took_ns[50],
+                 (unsigned long long)first_ns, (unsigned long long)last_ns,
+                 (unsigned long long)metadata_bytes);
+    (void)munmap(memory, 4 * bytes);
     must(heft_agent_close(agent, &error), &error);
     return 0;
 }

@@ -223,6 +223,17 @@ int heft_region_register(struct heft_agent *agent, const struct heft_region_opti
  */
 int heft_region_deregister(struct heft_region *region, struct heft_error *error);
 /*
+ * The same for `count` at once: all of them, or none and the error begins with the index of the one that
+ * failed. Peers are told of all together.
+ */
+int heft_region_register_array(struct heft_agent *agent, const struct heft_region_options *options,
+                               size_t count, struct heft_region **regions_out, struct heft_error *error);
+/*
+ * Deregisters what it can: entries that are gone become NULL, NULL entries are passed over. Not 0: the first
+ * error, of an entry that is still there; call again.
+ */
+int heft_region_deregister_array(struct heft_region **regions, size_t count, struct heft_error *error);
+/*
  * Regions may overlap, and the same memory may be registered any number of times: each is a region of its
  * own, with its own rights, and is deregistered by itself. An address whose memory was given back and taken
  * again is registered anew after the old region was deregistered; until then the old one would move whatever

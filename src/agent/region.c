@@ -444,6 +444,52 @@ int heft_region_deregister(struct heft_region *region, struct heft_error *error)
     return 0;
 }
 
+/* ---- many at once ---- */
+
+int heft_region_register_array(struct heft_agent *agent, const struct heft_region_options *options,
+                               size_t count, struct heft_region **regions_out, struct heft_error *error)
+{
+    struct heft_region **regions = calloc(count ? count : 1, sizeof(*regions));
+    size_t done = 0;
+    int rc = 0;
+
+    if (!regions)
+        return heft_error_set(error, HEFT_ERR_NO_MEMORY, "out of memory for %zu regions", count);
+    /* Sessions are told by one job of the control worker, which takes all that have come until it runs. */
+    while (done < count && !rc) {
+        rc = heft_region_register(agent, &options[done], &regions[done], error);
+        done += rc == 0;
+    }
+    if (rc) {
+        (void)heft_error_prefix(error, rc, "%zu of %zu", done, count);
+        while (done-- > 0)
+            (void)heft_region_deregister(regions[done], NULL); /* no peer can have begun to use it */
+    } else if (count) {
+        memcpy(regions_out, regions, count * sizeof(*regions));
+    }
+    free(regions);
+    return rc;
+}
+
+int heft_region_deregister_array(struct heft_region **regions, size_t count, struct heft_error *error)
+{
+    struct heft_error one = HEFT_ERROR_INIT;
+    int first = 0, rc;
+    size_t index;
+
+    for (index = 0; index < count; index++) {
+        if (!regions[index])
+            continue;
+        rc = heft_region_deregister(regions[index], &one);
+        if (!rc)
+            regions[index] = NULL;
+        if (rc && !first && error)
+            *error = one;
+        first = first ? first : rc;
+    }
+    return first;
+}
+
 void heft_regions_clear(struct heft_agent *agent)
 {
     struct heft_region *region;

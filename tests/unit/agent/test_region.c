@@ -226,11 +226,56 @@ static void regions_that_overlap_are_each_by_itself(void **state)
     assert_int_equal(heft_region_deregister(again, NULL), 0);
 }
 
+static void many_are_registered_together_or_not_at_all(void **state)
+{
+    struct heft_region_options options[64];
+    struct heft_region *regions[64] = {NULL};
+    struct heft_error error = HEFT_ERROR_INIT;
+    struct heft_run run = {.length_bytes = PAGE, .count = 1};
+    struct heft_xfer *xfer;
+    size_t index;
+
+    (void)state;
+    for (index = 0; index < 64; index++) {
+        options[index] = (struct heft_region_options)HEFT_REGION_OPTIONS_INIT;
+        options[index].address = bytes + index * PAGE;
+        options[index].length_bytes = PAGE;
+    }
+    assert_int_equal(heft_region_register_array(agent, options, 64, regions, &error), 0);
+    assert_int_equal(registered(), 64);
+    for (index = 1; index < 64; index++)
+        assert_true(heft_region_id(regions[index]) > heft_region_id(regions[index - 1]));
+    run.local_region = regions[0];
+    run.remote_region = heft_region_id(regions[63]);
+    assert_int_equal(heft_xfer_create(agent, HEFT_OP_READ, NULL, &run, 1, NULL, &xfer, NULL), 0);
+    assert_int_equal(heft_xfer_post(xfer, NULL), 0);
+    assert_int_equal(heft_xfer_wait(xfer, 20000), 0);
+    assert_int_equal(heft_xfer_release(xfer), 0);
+    assert_int_equal(heft_region_deregister_array(regions, 64, &error), 0);
+    assert_int_equal(registered(), 0);
+    for (index = 0; index < 64; index++)
+        assert_null(regions[index]);
+    assert_int_equal(heft_region_deregister_array(regions, 64, &error), 0); /* nothing is left of them */
+    options[40].flags = 1u << 30;
+    regions[0] = (struct heft_region *)bytes;
+    assert_int_equal(heft_region_register_array(agent, options, 64, regions, &error), HEFT_ERR_INVALID);
+    assert_non_null(strstr(error.text, "40 of 64"));
+    assert_int_equal(registered(), 0);
+    assert_ptr_equal(regions[0], bytes); /* nothing is written unless all is done */
+    assert_int_equal(heft_region_register_array(agent, options, 0, regions, &error), 0);
+    regions[0] = acquire(0, PAGE, 1, 0, &run.length_bytes); /* refused one by one, the others go */
+    regions[1] = register_bytes(agent, bytes + PAGE, PAGE, 0);
+    assert_int_equal(heft_region_deregister_array(regions, 2, &error), HEFT_ERR_STATE);
+    assert_non_null(regions[0]);
+    assert_null(regions[1]);
+}
+
 #define TEST(name) cmocka_unit_test_setup_teardown(name, set_up, tear_down)
 
 int main(void)
 {
     const struct CMUnitTest tests[] = {
+        TEST(many_are_registered_together_or_not_at_all),
         TEST(regions_that_overlap_are_each_by_itself),
         TEST(one_allocation_is_registered_once_whatever_is_asked_of_it),
         TEST(memory_of_another_generation_is_registered_anew),
